@@ -1,0 +1,1 @@
+"""Draftproof: what can be said about any speculative-decoding engine. Imports no engine."""
