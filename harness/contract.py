@@ -212,7 +212,7 @@ class ProposeTrace:
     `token_ids` is a copy [N, k] (PLACEHOLDER = no draft) and `facts` describe the tensor that `propose` returned.
     `k` is the number of draft tokens that were asked for (num_draft_tokens - 1 for a tree); `sampled_width` the width
     1..k+1 of the sampled tokens that the drafter was given; `discarded` marks rows whose sampled token does not count
-    (an unfinished prefill chunk).
+    (an unfinished prefill chunk). `sampled` describes those sampled tokens, taken at the same moment as `facts`.
     """
 
     request_ids: tuple[str, ...]
@@ -221,6 +221,7 @@ class ProposeTrace:
     discarded: tuple[bool, ...]
     token_ids: torch.Tensor
     facts: TensorFacts
+    sampled: TensorFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
