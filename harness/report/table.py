@@ -1,0 +1,67 @@
+"""The scorecard as a terminal table: invariants down, drafters across, 80 columns at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.report.scorecard import Cell, Scorecard
+
+_WIDTH = 80
+_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "refused": "yellow"}
+
+
+def render(scorecard: Scorecard, *, colour: bool) -> str:
+    """One table per engine, then a line for each cell that is not a plain pass. Plain text unless `colour`."""
+    console = Console(
+        file=StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, color_system="standard", emoji=False
+    )
+    for engine in sorted({cell.engine for cell in scorecard.cells.values()}):
+        cells = [cell for cell in scorecard.cells.values() if cell.engine == engine]
+        console.print(_table(engine, cells))
+    for cell in scorecard.cells.values():
+        if cell.status != "pass":
+            console.print(_line(cell), soft_wrap=False, overflow="ellipsis", no_wrap=True)
+    console.print(_summary(scorecard))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def _table(engine: str, cells: Sequence[Cell]) -> Table:
+    drafters = list(dict.fromkeys(cell.drafter for cell in cells))
+    table = Table(title=f"{engine}: examples passed", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("invariant", no_wrap=True)
+    for drafter in drafters:
+        table.add_column(drafter, justify="right", overflow="fold")
+    for invariant in sorted({cell.invariant for cell in cells}):
+        row = {cell.drafter: cell for cell in cells if cell.invariant == invariant}
+        table.add_row(invariant, *(_mark(row.get(drafter)) for drafter in drafters))
+    return table
+
+
+def _mark(cell: Cell | None) -> Text:
+    if cell is None:
+        return Text("-", style="dim")
+    label = str(cell.examples) if cell.status == "pass" else cell.status
+    if cell.status in ("fail", "error"):
+        label = label.upper()
+    return Text(label, style=_STYLES[cell.status])
+
+
+def _line(cell: Cell) -> Text:
+    first = cell.message.strip().splitlines()[0] if cell.message.strip() else ""
+    text = Text(f"{cell.status} ", style=_STYLES[cell.status])
+    return text.append(f"{cell.invariant} {cell.drafter}: {first}", style="")
+
+
+def _summary(scorecard: Scorecard) -> Text:
+    cells = scorecard.cells.values()
+    counts = {status: sum(cell.status == status for cell in cells) for status in _STYLES}
+    parts = [f"{count} {status}" for status, count in counts.items() if count]
+    examples = sum(cell.examples for cell in cells)
+    return Text(f"{len(cells)} cells: {', '.join(parts) or 'none'}; {examples} examples")

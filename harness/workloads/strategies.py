@@ -1,0 +1,175 @@
+"""hypothesis strategies: ragged batches of requests and the engine set-ups that they run under.
+
+A batch asks for at most `MAX_NEW_TOKENS` tokens in all, because each example runs a real engine. Stop ids and stop
+strings are taken from what the target will really say, so that requests do stop, at every place of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.contract import Request, SamplingParams
+from harness.workloads.vocabulary import Vocabulary
+
+MAX_NEW_TOKENS = 120
+MAX_REQUESTS = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests, the draft length k, and the `EngineSetup` fields that differ from the lane's defaults."""
+
+    requests: tuple[Request, ...]
+    k: int
+    changes: tuple[tuple[str, Any], ...] = ()
+    warm: bool = False
+    """Run the same requests once before, on the same engine: the prefix cache is then warm."""
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        return dict(self.changes)
+
+
+def prompt_lengths() -> st.SearchStrategy[int]:
+    """1..40, with the short ones, where drafters have nothing to start from, as often as the rest."""
+    return st.one_of(st.integers(1, 4), st.integers(1, 40))
+
+
+def prompts(vocabulary: Vocabulary, trunk: tuple[int, ...] = ()) -> st.SearchStrategy[tuple[int, ...]]:
+    """Ordinary tokens; may begin with a part of `trunk`, so that prefixes are shared."""
+    token = st.sampled_from(vocabulary.ordinary)
+    body = prompt_lengths().flatmap(lambda size: st.lists(token, min_size=size, max_size=size).map(tuple))
+    if not trunk:
+        return body
+    shared = st.integers(1, len(trunk)).map(lambda size: trunk[:size])
+    tail = st.lists(token, max_size=3).map(tuple)
+    return st.one_of(body, st.tuples(shared, tail).map(lambda parts: parts[0] + parts[1]))
+
+
+@st.composite
+def finishes(
+    draw: st.DrawFn, vocabulary: Vocabulary, prompt: tuple[int, ...], max_new_tokens: int, *, strings: bool
+) -> dict[str, Any]:
+    """Sampling fields that end a request: stop ids, stop strings, min_new_tokens, ignore_eos."""
+    stream = vocabulary.continue_(prompt, max_new_tokens)
+    ordinary = [token for token in stream if token != vocabulary.eos_token_id] or [vocabulary.ordinary[0]]
+    fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    if draw(st.booleans()):
+        fields["stop_token_ids"] = tuple(draw(st.lists(st.sampled_from(ordinary), min_size=1, max_size=2, unique=True)))
+    if strings and draw(st.booleans()):
+        start = draw(st.integers(0, len(ordinary) - 1))
+        fields["stop"] = (vocabulary.text(tuple(ordinary[start : start + draw(st.integers(1, 3))])),)
+    if draw(st.booleans()):
+        fields["min_new_tokens"] = draw(st.integers(0, max_new_tokens))
+    fields["ignore_eos"] = draw(st.booleans())
+    return fields
+
+
+@st.composite
+def processors(draw: st.DrawFn, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Penalties and logit bias: they make the choice depend on what was emitted, also inside a block."""
+    token = st.sampled_from(vocabulary.ordinary)
+    return draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "repetition_penalty": st.sampled_from((0.8, 1.3, 2.0)),
+                "presence_penalty": st.sampled_from((-1.5, 0.7, 2.0)),
+                "frequency_penalty": st.sampled_from((-1.0, 0.4, 2.0)),
+                "logit_bias": st.lists(
+                    st.tuples(token, st.sampled_from((-40.0, -3.0, 4.0, 25.0))),
+                    min_size=1,
+                    max_size=2,
+                    unique_by=lambda pair: pair[0],
+                ).map(tuple),
+            },
+        )
+    )
+
+
+def observations() -> st.SearchStrategy[dict[str, Any]]:
+    """Logprobs of the output and of the prompt."""
+    return st.fixed_dictionaries(
+        {"logprobs": st.sampled_from((None, None, 0, 3)), "prompt_logprobs": st.sampled_from((None, None, None, 2))}
+    )
+
+
+@st.composite
+def request(
+    draw: st.DrawFn, vocabulary: Vocabulary, request_id: str, trunk: tuple[int, ...], *, mixed: bool, timed: bool
+) -> Request:
+    """One greedy request. `mixed` draws flags, `timed` arrivals and aborts."""
+    prompt = draw(prompts(vocabulary, trunk))
+    max_new_tokens = draw(st.integers(1, MAX_NEW_TOKENS // MAX_REQUESTS))
+    fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    if mixed:
+        fields = draw(finishes(vocabulary, prompt, max_new_tokens, strings=True))
+        fields |= draw(st.one_of(st.just({}), processors(vocabulary)))
+        fields |= draw(observations())
+        fields["n"] = draw(st.sampled_from((1, 1, 1, 2)))
+    arrival = draw(st.integers(0, 6)) if timed else 0
+    abort = draw(st.one_of(st.none(), st.integers(arrival, arrival + 8))) if timed else None
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**fields),
+        return_hidden_states=mixed and draw(st.booleans()),
+        arrival_step=arrival,
+        abort_step=abort,
+    )
+
+
+@st.composite
+def ragged(
+    draw: st.DrawFn, vocabulary: Vocabulary, *, mixed: bool = True, timed: bool = False, least: int = 1
+) -> tuple[Request, ...]:
+    """`least`..6 requests r0, r1, ... of different lengths, half of the time with shared prefixes."""
+    size = draw(st.integers(least, MAX_REQUESTS))
+    trunk = draw(st.one_of(st.just(()), prompts(vocabulary)))
+    return tuple(draw(request(vocabulary, f"r{i}", trunk, mixed=mixed, timed=timed)) for i in range(size))
+
+
+def schedules() -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of `EngineSetup` that must not change any result."""
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "page_size": st.sampled_from((1, 4, 16)),
+            "chunk_size": st.sampled_from((1, 2, 3, 5, 8, 16)),
+            "overlap": st.booleans(),
+            "prefix_cache": st.booleans(),
+            "max_running": st.integers(1, 8),
+            "batch_buckets": st.sampled_from(((), (1, 2, 4, 8), (8,), (3, 8))),
+        },
+    )
+
+
+def tight_pool(requests: tuple[Request, ...], page_size: int, k: int, slack: int) -> int:
+    """Pages that let the longest request run alone, and `slack` more: a batch must preempt."""
+    longest = max(len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests)
+    return -(-(longest + 2 * (k + 1)) // page_size) + slack
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn,
+    vocabulary: Vocabulary,
+    *,
+    mixed: bool = True,
+    timed: bool = False,
+    least: int = 1,
+    scheduled: bool = True,
+    max_k: int = 5,
+) -> Batch:
+    """A ragged batch, k in 1..max_k and, when `scheduled`, page size, chunks, overlap, buckets and a small pool."""
+    requests = draw(ragged(vocabulary, mixed=mixed, timed=timed, least=least))
+    k = draw(st.integers(1, max_k))
+    if not scheduled:
+        return Batch(requests, k)
+    changes = draw(schedules())
+    if draw(st.booleans()):
+        changes["num_pages"] = tight_pool(requests, changes.get("page_size", 16), k, draw(st.integers(0, 4)))
+    return Batch(requests, k, tuple(sorted(changes.items())), warm=draw(st.booleans()))
