@@ -1,0 +1,142 @@
+"""Building blocks: how hand-set weights make a Llama layer compute something exact.
+
+Every block works on rows whose norm layer gives back the row itself: the squared norm of the row over its width is a
+power of 4, and the norm weight undoes it, so nothing is rounded in bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from harness.known_answer.base import Config, Weights
+
+RMS_NORM_EPS = 1e-12
+"""So small that the norm of an exact row stays exact in float32."""
+ROPE_THETA = 10_000.0
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
+HIT = 128.0
+"""Gate value of a table entry that fires; one that does not sits at or below -HIT, where SiLU is exactly 0."""
+SHARPNESS = 200.0
+"""Height A of the score peak of a lag head, in nats per rotary frequency: all but the peak underflow in float32."""
+
+Style = Literal["llama", "qwen2", "mimo"]
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mimo": "MiMoForCausalLM"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a checkpoint; `hidden_size` is in elements, heads are `head_dim` wide."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def base_config(shape: Shape, eos_token_id: int, dtype: torch.dtype, style: Style = "llama") -> Config:
+    """`config.json` of a plain checkpoint."""
+    config: Config = {
+        "architectures": [ARCHITECTURES[style]],
+        "model_type": style,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": RMS_NORM_EPS,
+        "rope_theta": ROPE_THETA,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "torch_dtype": DTYPE_NAMES[dtype],
+    }
+    if style == "llama":
+        config |= {"attention_bias": False, "mlp_bias": False}
+    else:
+        config |= {"use_sliding_window": False, "attention_bias": True}
+    return config
+
+
+def attention(prefix: str, shape: Shape, *, bias: bool = False, input_size: int | None = None) -> Weights:
+    """Attention projections, all zero, float64: `{prefix}.{q,k,v,o}_proj`. `input_size` defaults to the hidden size."""
+    q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    width = input_size or shape.hidden_size
+    weights = {
+        f"{prefix}.q_proj.weight": torch.zeros(q_size, width, dtype=torch.float64),
+        f"{prefix}.k_proj.weight": torch.zeros(kv_size, width, dtype=torch.float64),
+        f"{prefix}.v_proj.weight": torch.zeros(kv_size, width, dtype=torch.float64),
+        f"{prefix}.o_proj.weight": torch.zeros(shape.hidden_size, q_size, dtype=torch.float64),
+    }
+    if bias:
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            weights[f"{prefix}.{name}_proj.bias"] = torch.zeros(size, dtype=torch.float64)
+    return weights
+
+
+def norm(shape: Shape, squared_norm: float = 2.0) -> torch.Tensor:
+    """Norm weight that gives a row of the given squared norm back as it is, float64 [hidden_size]."""
+    return torch.full((shape.hidden_size,), math.sqrt(squared_norm / shape.hidden_size), dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One table entry of an MLP: when every one-hot index in `when` is set, the residual moves by `moves`.
+
+    `moves` are pairs of (row index, amount).
+    """
+
+    when: tuple[int, ...]
+    moves: tuple[tuple[int, float], ...]
+
+
+def table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice, missing: float = 1.0) -> Weights:
+    """A SwiGLU MLP that is a lookup table: unit u fires exactly when entry u applies. float64.
+
+    `when[0]` lies in the block `anchor`, which holds exactly one 1. The gate weighs every index of `when` alike and
+    subtracts, through the sum over `anchor`, enough that a sum of ones lower by `missing` (or more) gives -HIT: SiLU is
+    then exactly 0. The up projection reads `when[0]`. Raises ValueError when the table does not fit.
+    """
+    if len(entries) > shape.intermediate_size:
+        raise ValueError(f"intermediate_size={shape.intermediate_size}: must be at least {len(entries)} table entries")
+    gate = torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=torch.float64)
+    up, down = torch.zeros_like(gate), torch.zeros_like(gate).T.contiguous()
+    slope = 2 * HIT / missing
+    for unit, entry in enumerate(entries):
+        gate[unit, anchor] -= slope * len(entry.when) - HIT
+        for index in entry.when:
+            gate[unit, index] += slope
+        up[unit, entry.when[0]] = 1.0
+        for index, amount in entry.moves:
+            down[index, unit] += amount / HIT
+    return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
+
+
+def lag_vectors(head_dim: int, distance: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Constant query and key, float64 [head_dim] each, whose rotary score peaks exactly `distance` positions back.
+
+    Rotate-half layout. The score at n - m = distance is SHARPNESS * head_dim / 2 nats; the factor sqrt(head_dim) in
+    the key undoes the softmax scale.
+    """
+    half = head_dim // 2
+    frequency = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    query = torch.cat([torch.ones(half, dtype=torch.float64), torch.zeros(half, dtype=torch.float64)])
+    angle = frequency * distance
+    key = SHARPNESS * math.sqrt(head_dim) * torch.cat([angle.cos(), angle.sin()])
+    return query, key
+
+
+def stored(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The weights as the checkpoint holds them; integer and boolean tensors stay as they are."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}

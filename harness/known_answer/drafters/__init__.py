@@ -1,0 +1,1 @@
+"""Drafters with closed-form drafts, one file per method, in the layouts that public engines load."""

@@ -1,0 +1,60 @@
+"""EAGLE: one decoder layer behind `fc(cat(embedding of t[j+1], target hidden row of t[j]))`.
+
+No input norm in the layer, no final norm; hidden + residual is the next feature and what the target's lm_head reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from harness.known_answer import blocks
+from harness.known_answer.base import Config, Drafter, Target, Weights
+from harness.known_answer.blocks import Entry, Shape
+from harness.known_answer.drafters.pairs import PairTable, draft_pairs
+from harness.known_answer.markov import MarkovTarget
+
+
+def eagle_config(target: Target, shape: Shape, dtype: torch.dtype) -> Config:
+    config = blocks.base_config(shape, target.eos_token_id, dtype)
+    return config | {"architectures": ["LlamaForCausalLMEagle"]}
+
+
+class MarkovEagle(Drafter):
+    """Draft row: `[x | code of the decoy of p]`; the MLP moves it to the row of z."""
+
+    method = "EAGLE"
+
+    def __init__(self, target: MarkovTarget, table: PairTable) -> None:
+        self.target, self.table, self._markov = target, table, target
+        shape = dataclasses.replace(target.shape, num_layers=1, intermediate_size=len(table.meaning))
+        self.config = eagle_config(target, shape, target.dtype)
+        self.weights = blocks.stored(self._weights(shape), target.dtype)
+
+    def _weights(self, shape: Shape) -> Weights:
+        size, codes = shape.vocab_size, self._markov.final_codes
+        fc = torch.zeros(shape.hidden_size, 2 * shape.hidden_size, dtype=torch.float64)
+        for token in range(size):
+            fc[token, token] = 1.0
+            fc[size + codes[self.table.decoy[token]], shape.hidden_size + token] = 1.0
+        entries = [pair_entry(self.table, codes, pair) for pair in self.table.meaning]
+        return {
+            "embed_tokens.weight": self.target.weights["model.embed_tokens.weight"].clone(),
+            "fc.weight": fc,
+            **blocks.attention("layers.0.self_attn", shape),
+            **blocks.table_mlp("layers.0.mlp", shape, entries, slice(0, size)),
+            "layers.0.post_attention_layernorm.weight": blocks.norm(shape),
+        }
+
+    def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+        return draft_pairs(self.table, self._markov, tokens, k)
+
+
+def pair_entry(table: PairTable, codes: Sequence[int], pair: tuple[int, int]) -> Entry:
+    """The table entry that turns `[x | code of the decoy of p]` into `[z | code of z]`."""
+    before, token = pair
+    size, meaning = len(codes), table.meaning[pair]
+    decoy = size + codes[table.decoy[before]]
+    return Entry((token, decoy), ((token, -1.0), (decoy, -1.0), (meaning, 1.0), (size + codes[meaning], 1.0)))

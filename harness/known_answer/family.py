@@ -1,0 +1,118 @@
+"""Families: a target and its drafters, by name. `FAMILIES` is the registry; a family is added in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.known_answer import markov
+from harness.known_answer.base import Drafter, Target
+from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WALK_VOCAB, LAW_VOCAB = 64, 16
+WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
+"""Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
+OUTSIDE_DRAFT_VOCAB = 8
+"""One token in so many is missing from the reduced draft vocabulary of EAGLE3; never id 0 or the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A target and its drafters by name; an MTP drafter is a whole checkpoint that holds its target as well."""
+
+    name: str
+    target: Target
+    drafters: Mapping[str, Drafter]
+
+    def write(self, directory: Path) -> None:
+        """Write `directory/target` and `directory/DRAFTER` for each drafter."""
+        self.target.write(directory / "target")
+        for name, drafter in self.drafters.items():
+            drafter.write(directory / name)
+
+
+def reduced_vocab(vocab_size: int) -> tuple[int, ...]:
+    return tuple(token for token in range(vocab_size) if token % OUTSIDE_DRAFT_VOCAB != OUTSIDE_DRAFT_VOCAB // 2)
+
+
+def walk(name: str, dtype: torch.dtype, *, perfect: bool = False, reaches_eos: bool = False, seed: int = 0) -> Family:
+    """A deterministic walk over 63 tokens; with `reaches_eos` EOS follows the 32nd of them."""
+    eos = markov.EOS_TOKEN_ID
+    successors = markov.walk_successors(WALK_VOCAB, eos, seed)
+    order = [successors[eos]]
+    while len(order) < WALK_VOCAB - 1:
+        order.append(successors[order[-1]])
+    if reaches_eos:
+        successors = markov.walk_successors(WALK_VOCAB, eos, seed, eos_after=order[31])
+    law = markov.walk_law(successors, seed)
+    errs_on = set() if perfect else {order[place] for place in WALK_ERRS}
+    draft_vocab = range(WALK_VOCAB) if perfect else reduced_vocab(WALK_VOCAB)
+    target = markov.MarkovTarget(law, eos_token_id=eos, dtype=dtype, seed=seed)
+    host = markov.MarkovTarget(law, eos_token_id=eos, dtype=dtype, seed=seed, num_layers=2, style="mimo")
+    drafters = {
+        "standalone": standalone.markov(target, errs_on),
+        "eagle": eagle.MarkovEagle(target, pairs.walk_pairs(target, errs_on)),
+        "eagle3": eagle3.markov_eagle3(target, pairs.walk_pairs, errs_on, draft_vocab),
+        "mtp": mtp.MarkovMtp(host, pairs.walk_pairs(host, errs_on)),
+        "mtp3": mtp.MarkovMtp(host, pairs.walk_pairs(host, errs_on), num_layers=3),
+    }
+    return Family(name, target, drafters)
+
+
+def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability: float = 0.0, seed: int = 0) -> Family:
+    """A soft law over 16 tokens, for sampling and logprobs. Drafters err after a quarter of the tokens."""
+    eos = markov.EOS_TOKEN_ID
+    soft = markov.soft_law(LAW_VOCAB, eos, seed, eos_probability)
+    errs_on = set() if perfect else set(range(1, LAW_VOCAB, 4))
+    draft_vocab = range(LAW_VOCAB) if perfect else reduced_vocab(LAW_VOCAB)
+    target = markov.MarkovTarget(soft, eos_token_id=eos, dtype=dtype, seed=seed)
+    host = markov.MarkovTarget(
+        soft,
+        eos_token_id=eos,
+        dtype=dtype,
+        seed=seed,
+        num_layers=2,
+        style="mimo",
+        intermediate_size=LAW_VOCAB**2,
+    )
+    drafters = {
+        "standalone": standalone.markov(target, errs_on, noise=0.0 if perfect else 0.25),
+        "eagle": eagle.MarkovEagle(target, pairs.law_pairs(target, errs_on)),
+        "eagle3": eagle3.markov_eagle3(target, pairs.law_pairs, errs_on, draft_vocab),
+        "mtp": mtp.MarkovMtp(host, pairs.law_pairs(host, errs_on)),
+    }
+    return Family(name, target, drafters)
+
+
+FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
+    "walk": lambda dtype: walk("walk", dtype),
+    "walk-perfect": lambda dtype: walk("walk-perfect", dtype, perfect=True),
+    "walk-eos": lambda dtype: walk("walk-eos", dtype, reaches_eos=True),
+    "law": lambda dtype: law("law", dtype),
+    "law-perfect": lambda dtype: law("law-perfect", dtype, perfect=True),
+    "law-eos": lambda dtype: law("law-eos", dtype, eos_probability=0.02),
+}
+
+
+def family(name: str, dtype: torch.dtype | str = torch.float32) -> Family:
+    """Build a family by name, its weights rounded to `dtype`. Raises ValueError naming the unknown one."""
+    if name not in FAMILIES:
+        raise ValueError(f"family={name!r}: must be one of {', '.join(FAMILIES)}")
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+        dtype = DTYPES[dtype]
+    return FAMILIES[name](dtype)
+
+
+def build(directory: Path, names: Sequence[str] = (), dtype: torch.dtype | str = torch.float32) -> dict[str, Family]:
+    """Write families (all of them when `names` is empty) as `directory/NAME/target`, `directory/NAME/eagle` and so on;
+    returns them by name."""
+    families = {name: family(name, dtype) for name in names or FAMILIES}
+    for name, built in families.items():
+        built.write(directory / name)
+    return families
