@@ -200,7 +200,7 @@ class TensorFacts:
             tuple(tensor.stride()),
             str(tensor.dtype).removeprefix("torch."),
             storage.data_ptr(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             storage.nbytes(),
         )
 

@@ -1,0 +1,325 @@
+"""The reference engine under the contract: a grey box that shows every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from harness import contract
+from harness.contract import (
+    Capabilities,
+    Completion,
+    Delta,
+    EngineSetup,
+    HiddenStates,
+    LogprobRow,
+    OnStep,
+    PageLedger,
+    ProposeTrace,
+    Refused,
+    Request,
+    Run,
+    SpecCounters,
+    StateSnapshot,
+    StepTrace,
+    TensorFacts,
+    Usage,
+    VerifyTrace,
+)
+from reference_engine import EngineConfig, LLMEngine, RequestOutput, SamplingParams, SpecConfig
+from reference_engine.batch import ProposeRecord
+from reference_engine.drafters import DRAFTERS
+from reference_engine.engine import ProcessedResult, StepOutput
+from reference_engine.output import SpecStats
+from reference_engine.request import Logprob
+from reference_engine.snapshot import Snapshot, running_snapshots
+
+_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
+_UNSUPPORTED = ("bad_words", "json_schema", "regex")
+
+
+class ReferenceFactory:
+    name = "reference"
+
+    def start(self, setup: EngineSetup) -> ReferenceEngine:
+        return ReferenceEngine(setup)
+
+
+class ReferenceEngine:
+    """Raises `Refused` wherever the engine itself raises ValueError, with the same words."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.setup = setup
+        try:
+            self.engine = LLMEngine(_config(setup))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            engine="reference",
+            version="0.1.0",
+            drafters=frozenset(DRAFTERS),
+            features=_FEATURES,
+            ignore_eos="emit",
+            grey_box=True,
+        )
+
+    def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
+        for request in requests:
+            self._refuse(request)
+        recorder = _Recorder(self.engine, requests)
+        stats = self.engine.processor.stats
+        before = _counters(stats)
+        traces = []
+        pending = sorted(requests, key=lambda request: request.arrival_step)
+        step = 0
+        while (pending or self.engine.has_unfinished) and step < max_steps:
+            while pending and pending[0].arrival_step <= step:
+                self._add(pending.pop(0))
+            for request in requests:
+                if request.abort_step == step:
+                    self.engine.abort(request.request_id)
+            trace = recorder.record(step, self.engine.step(), self.setup.snapshots)
+            traces.append(trace)
+            if on_step is not None:
+                on_step(trace)
+            step += 1
+        return Run(
+            setup=self.setup,
+            capabilities=self.capabilities,
+            requests=tuple(requests),
+            completions=recorder.completions(),
+            steps=tuple(traces),
+            counters=_difference(_counters(stats), before) if self.setup.drafter else None,
+            idle=not pending and not self.engine.has_unfinished,
+        )
+
+    def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
+        """A new engine prefills all but the last token at once, knowing the last, and is read out."""
+        config = _config(self.setup)
+        whole = len(token_ids) + 1
+        # Room for the request's tokens, its one step and nothing else; no chunks, no cache, no padding.
+        fresh = LLMEngine(
+            EngineConfig(
+                model=config.model,
+                spec=config.spec,
+                dtype=config.dtype,
+                device=config.device,
+                context_length=config.context_length,
+                page_size=config.page_size,
+                max_running=1,
+                chunk_size=max(whole, 1),
+                prefix_cache=False,
+                poison=True,
+                snapshots=True,
+                seed=config.seed,
+            )
+        )
+        fresh.add_request("fresh", token_ids[:-1], SamplingParams(max_new_tokens=2), committed_token_ids=token_ids[-1:])
+        fresh.step()
+        (snapshot,) = running_snapshots(fresh)
+        return _state(snapshot)
+
+    def close(self) -> None:
+        del self.engine
+
+    def _refuse(self, request: Request) -> None:
+        for name in _UNSUPPORTED:
+            value = getattr(request.sampling, name)
+            if value:
+                raise Refused(f"{name}={value!r}: the reference engine does not support it; leave it out")
+        try:
+            self.engine.check(request.request_id, request.prompt_token_ids, _sampling(request.sampling))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def _add(self, request: Request) -> None:
+        self.engine.add_request(
+            request.request_id,
+            request.prompt_token_ids,
+            _sampling(request.sampling),
+            return_hidden_states=request.return_hidden_states,
+        )
+
+
+def _config(setup: EngineSetup) -> EngineConfig:
+    drafter = setup.drafter
+    spec = None
+    if drafter is not None:
+        spec = SpecConfig(**{field.name: getattr(drafter, field.name) for field in fields(SpecConfig)})
+    return EngineConfig(
+        model=setup.target,
+        spec=spec,
+        dtype=setup.dtype,
+        device=setup.device,
+        context_length=setup.context_length,
+        page_size=setup.page_size,
+        num_pages=setup.num_pages,
+        max_running=setup.max_running,
+        chunk_size=setup.chunk_size,
+        prefix_cache=setup.prefix_cache,
+        overlap=setup.overlap,
+        batch_buckets=setup.batch_buckets,
+        poison=setup.poison,
+        trace=True,
+        snapshots=setup.snapshots,
+        seed=setup.seed,
+    )
+
+
+def _sampling(params: contract.SamplingParams) -> SamplingParams:
+    return SamplingParams(**{field.name: getattr(params, field.name) for field in fields(SamplingParams)})
+
+
+class _Recorder:
+    """Builds traces step by step and completions at the end."""
+
+    def __init__(self, engine: LLMEngine, requests: Sequence[Request]) -> None:
+        self.engine = engine
+        self.requests = {request.request_id: request for request in requests}
+        self.deltas: dict[tuple[str, int], list[Delta]] = {}
+        self.finals: dict[tuple[str, int], RequestOutput] = {}
+
+    def record(self, step: int, output: StepOutput, snapshots: bool) -> StepTrace:
+        deltas = tuple(self._delta(delivered) for delivered in output.outputs)
+        launch = output.launch
+        verify = [p for p in output.processed if p.result.batch.kind == "decode" and self.engine.drafter is not None]
+        return StepTrace(
+            step=step,
+            kind=output.kind,
+            deltas=deltas,
+            propose=_propose(launch.propose) if launch is not None and launch.propose is not None else None,
+            verify=_verify(verify[-1]) if verify else None,
+            embedded=launch.embedded if launch is not None else None,
+            pages=_ledger(self.engine),
+            committed={request.owner: request.num_tokens for request in self.engine.requests()},
+            snapshots=tuple(_state(s) for s in running_snapshots(self.engine)) if snapshots else (),
+            preempted=tuple(output.preempted),
+            aux_hidden_rows=launch.aux_rows if launch is not None else None,
+            target_forwards=launch.target_forwards if launch is not None else 0,
+            draft_forwards=launch.draft_forwards if launch is not None else 0,
+        )
+
+    def _delta(self, output: RequestOutput) -> Delta:
+        delta = Delta(
+            request_id=output.request_id,
+            index=output.index,
+            token_ids=output.token_ids,
+            prefill_hidden=output.prefill_hidden,
+            decode_hidden=output.decode_hidden,
+            logprobs=tuple(_row(row) for row in output.logprobs),
+            finished=output.finish_reason is not None,
+        )
+        key = (output.request_id, output.index)
+        self.deltas.setdefault(key, []).append(delta)
+        if output.finish_reason is not None:
+            self.finals[key] = output
+        return delta
+
+    def completions(self) -> tuple[Completion, ...]:
+        order = list(self.requests)
+        keys = sorted(self.finals, key=lambda key: (order.index(key[0]), key[1]))
+        return tuple(self._completion(key) for key in keys)
+
+    def _completion(self, key: tuple[str, int]) -> Completion:
+        request, final, deltas = self.requests[key[0]], self.finals[key], self.deltas[key]
+        tokens = tuple(token for delta in deltas for token in delta.token_ids)
+        prefill = next((d.prefill_hidden for d in deltas if d.prefill_hidden is not None), None)
+        hidden = None
+        if prefill is not None:
+            hidden = HiddenStates(prefill, tuple(row for delta in deltas for row in delta.decode_hidden))
+        prompt_logprobs = None
+        if final.prompt_logprobs is not None:
+            prompt_logprobs = tuple(None if row is None else _row(row) for row in final.prompt_logprobs)
+        assert final.finish_reason is not None
+        return Completion(
+            request_id=final.request_id,
+            index=final.index,
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=tokens,
+            finish_reason=final.finish_reason,
+            usage=Usage(len(request.prompt_token_ids), final.num_output_tokens, final.num_cached_tokens),
+            text=final.text,
+            logprobs=None
+            if request.sampling.logprobs is None
+            else tuple(row for delta in deltas for row in delta.logprobs),
+            prompt_logprobs=prompt_logprobs,
+            hidden_states=hidden,
+            accept_lens=final.accept_lens if self.engine.drafter is not None else None,
+            draft_lens=final.draft_lens if self.engine.drafter is not None else None,
+        )
+
+
+def _row(row: Logprob) -> LogprobRow:
+    return LogprobRow(row.token_id, row.logprob, row.rank, row.top)
+
+
+def _propose(record: ProposeRecord) -> ProposeTrace:
+    return ProposeTrace(
+        request_ids=record.request_ids,
+        k=record.k,
+        sampled_width=record.sampled_width,
+        discarded=record.discarded,
+        token_ids=record.token_ids,
+        facts=TensorFacts.of(record.returned),
+        sampled=TensorFacts.of(record.sampled),
+    )
+
+
+def _verify(processed: ProcessedResult) -> VerifyTrace:
+    result = processed.result
+    size = len(result.batch.requests)
+    assert result.draft_tokens is not None
+    return VerifyTrace(
+        request_ids=tuple(request.owner for request in result.batch.requests),
+        num_draft_tokens=result.stride,
+        draft_token_ids=result.draft_tokens[:size],
+        accept_lens=tuple(result.counts[:size].tolist()),
+        emitted=result.emitted[:size],
+        discarded=processed.discarded,
+        hidden=TensorFacts.of(result.hidden),
+    )
+
+
+def _ledger(engine: LLMEngine) -> PageLedger:
+    held = {request.owner: tuple(request.pages) for request in engine.scheduler.running}
+    allocator = engine.allocator
+    return PageLedger(
+        total=allocator.num_pages,
+        free=allocator.free_pages(),
+        held=held,
+        cached=allocator.cached_pages(),
+        shared=allocator.shared_pages(),
+    )
+
+
+def _state(snapshot: Snapshot) -> StateSnapshot:
+    return StateSnapshot(
+        owner=snapshot.owner,
+        token_ids=snapshot.token_ids,
+        target_kv=snapshot.target_kv,
+        draft_kv=snapshot.draft_kv,
+        draft_input_ids=snapshot.draft_input_ids,
+        draft_features=snapshot.draft_features,
+    )
+
+
+def _counters(stats: SpecStats) -> SpecCounters:
+    return SpecCounters(
+        num_drafts=stats.num_drafts,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        accepted_per_position=tuple(stats.accepted_per_position),
+    )
+
+
+def _difference(after: SpecCounters, before: SpecCounters) -> SpecCounters:
+    pairs = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
+    return SpecCounters(
+        num_drafts=after.num_drafts - before.num_drafts,
+        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
+        num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
+        accepted_per_position=tuple(a - b for a, b in pairs),
+    )

@@ -1,0 +1,239 @@
+"""What every drafter offers, and the drafting loops (chain and tree) that the model-based ones share.
+
+A drafter is called after every forward pass of the target, prefill chunks included. It first ingests the tokens that
+the target has just processed (so that its own KV is exact up to the last committed token, overwriting whatever its
+drafts left there), then drafts from the token that was sampled last.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from reference_engine.cache.kv import AttentionContext, KVCache, attention_context
+from reference_engine.config import SpecConfig
+from reference_engine.drafters.tree import TreeBuilder
+from reference_engine.pool import PLACEHOLDER
+from reference_engine.sampling.processors import SamplingBatch, sample
+from reference_engine.sampling.random import RandomSource, Stream
+
+
+@dataclass(slots=True, kw_only=True)
+class ProposeInputs:
+    """What the target's step leaves for the drafter; N requests, Q processed tokens each at most.
+
+    rows [N] in the pool; request_ids of the real ones (padding rows have none); token_ids, positions [N, Q]: the
+    tokens that the target processed, accepted path only, of which num_rows [N] count; hidden [N, Q, width]: final-norm
+    rows, or concatenated auxiliary states where the drafter asked for them. sampled_token_ids [N, w], w in
+    1..num_steps + 1: what the step emitted, -1 padded; discard [N]: the request is still prefilling, so it emitted
+    nothing and backup_token_ids [N] holds the known token that follows. seq_lens [N]: committed tokens, the emitted
+    ones included. computed_from [N]: first position whose rows this request computed itself (after a prefix hit).
+    history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host.
+    """
+
+    rows: torch.Tensor
+    request_ids: tuple[str, ...]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    num_rows: torch.Tensor
+    hidden: torch.Tensor
+    sampled_token_ids: torch.Tensor
+    backup_token_ids: torch.Tensor
+    discard: torch.Tensor
+    all_discarded: bool
+    seq_lens: torch.Tensor
+    computed_from: torch.Tensor
+    history: torch.Tensor
+    block_table: torch.Tensor
+    max_seq_len: int
+    sampling: SamplingBatch
+
+
+@dataclass(slots=True)
+class Proposal:
+    """token_ids [N, num_draft_tokens - 1] int64, PLACEHOLDER = no draft; parents likewise for trees (node index, 0 =
+    root), None for chains; probs [N, k, V]: what sampled drafts were drawn from, None for drafts without chance."""
+
+    token_ids: torch.Tensor
+    parents: torch.Tensor | None = None
+    probs: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class InputShadow:
+    """What the drafter was fed, by KV slot: token ids [slots] and feature rows [slots, width]. For checks only."""
+
+    token_ids: torch.Tensor
+    features: torch.Tensor
+
+    def remember(self, slots: torch.Tensor, token_ids: torch.Tensor, features: torch.Tensor) -> None:
+        self.token_ids[slots] = token_ids.reshape(-1)
+        self.features[slots] = features.reshape(len(slots), -1).to(self.features.dtype)
+
+
+class Drafter(ABC):
+    """`lookahead`: how many tokens after position p its KV row p depends on; part of the prefix-cache key.
+    `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows."""
+
+    lookahead: int = 0
+    aux_layer_ids: tuple[int, ...] = ()
+    num_forwards: int = 0
+    shadow: InputShadow | None = None
+
+    @abstractmethod
+    def propose(self, inputs: ProposeInputs) -> Proposal:
+        """Ingest the step and draft for every request; discarded rows get no draft."""
+
+    def caches(self) -> list[KVCache]:
+        """KV caches that share the target's slots, to be poisoned with them."""
+        return []
+
+    def poison(self, pages: Iterable[int]) -> None:
+        for cache in self.caches():
+            cache.poison(pages)
+
+
+def prepare_next_token_ids(
+    sampled_token_ids: torch.Tensor, backup_token_ids: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """The last id in [0, vocab) of each row [N, w], else the backup [N]: what follows the processed tokens."""
+    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
+    last = valid.long().cumsum(1).argmax(1)
+    token = sampled_token_ids.gather(1, last[:, None])[:, 0]
+    return torch.where(valid.any(1), token, backup_token_ids)
+
+
+@dataclass(slots=True)
+class Drafting:
+    """A draft under way: tokens drafted so far ([N] each) and what they were drawn from, the drafter's logits [N, V_d]
+    for the next one, and its feature row [N, width]."""
+
+    logits: torch.Tensor
+    features: torch.Tensor
+    tokens: list[torch.Tensor] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)
+
+
+class ModelDrafter(Drafter):
+    """A drafter with a model and a KV cache of its own, addressed by the target's block tables.
+
+    Subclasses ingest and step; `base_offset` is where, relative to seq_len, the first draft token is fed: 0 for a
+    language model (token at its own position), -1 for feature drafters, whose row p holds the token after p.
+    `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
+    """
+
+    base_offset: int = 0
+    num_ingest_steps: int = 1
+
+    def __init__(self, spec: SpecConfig, vocab_size: int, page_size: int, random: RandomSource) -> None:
+        self.spec = spec
+        self.vocab_size = vocab_size
+        self.page_size = page_size
+        self.random = random
+
+    @abstractmethod
+    def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
+        """Feed the processed tokens; leave the logits and feature row that the first draft comes from."""
+
+    @abstractmethod
+    def step(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+
+    def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """Ids of the drafter's vocabulary -> ids of the target's."""
+        return draft_ids
+
+    def propose(self, inputs: ProposeInputs) -> Proposal:
+        next_token_ids = prepare_next_token_ids(inputs.sampled_token_ids, inputs.backup_token_ids, self.vocab_size)
+        drafting = self.ingest(inputs, next_token_ids)
+        if inputs.all_discarded:
+            width = self.spec.num_draft_tokens - 1
+            return Proposal(inputs.rows.new_full((len(inputs.rows), width), PLACEHOLDER))
+        proposal = self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
+        proposal.token_ids = proposal.token_ids.masked_fill(inputs.discard[:, None], PLACEHOLDER)
+        return proposal
+
+    def choose(self, inputs: ProposeInputs, drafting: Drafting) -> torch.Tensor:
+        """Draw the next draft token [N] from the logits and note it, in target ids."""
+        temperature = inputs.sampling.temperature
+        greedy = drafting.logits.argmax(-1)
+        if self.spec.draft_sample_method == "greedy":
+            token = self.to_target_ids(greedy)
+        else:
+            best = torch.zeros_like(drafting.logits).scatter_(-1, greedy[:, None], 1.0)
+            law = best
+            if temperature is not None and inputs.sampling.greedy is not None:
+                cold = inputs.sampling.greedy[:, 0]
+                law = torch.where(cold, best, (drafting.logits / torch.where(cold, 1.0, temperature[:, 0])).softmax(-1))
+            position = inputs.seq_lens + len(drafting.tokens)
+            seeds = inputs.sampling.seeds[:, 0]
+            token = self.to_target_ids(sample(law, self.random.uniform(seeds, position, Stream.DRAFT)))
+            ids = self.to_target_ids(torch.arange(law.shape[-1], device=law.device))
+            full = law.new_zeros(len(law), self.vocab_size)
+            drafting.probs.append(full.index_copy_(1, ids, law))
+        drafting.tokens.append(token)
+        return token
+
+    def _draft_chain(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        base = inputs.seq_lens + self.base_offset
+        while len(drafting.tokens) < self.spec.num_steps:
+            token = self.choose(inputs, drafting)
+            done = len(drafting.tokens)
+            if done == self.spec.num_steps:
+                break
+            position = (base + done - self.num_ingest_steps)[:, None]
+            bound = inputs.max_seq_len + self.base_offset + done
+            context = self.context(inputs, position, bound)
+            logits, features = self.step(token[:, None], drafting.features[:, None], context)
+            drafting.logits, drafting.features = logits[:, 0], features[:, 0]
+        probs = torch.stack(drafting.probs, dim=1) if drafting.probs else None
+        return Proposal(torch.stack(drafting.tokens, dim=1), probs=probs)
+
+    def _draft_tree(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        """Grow an EAGLE-2 tree: each step feeds the topk best nodes and takes topk children of each."""
+        spec = self.spec
+        tree = TreeBuilder(drafting.logits, drafting.features, spec.topk, spec.num_steps, self.to_target_ids)
+        base = (inputs.seq_lens + self.base_offset)[:, None]
+        offsets = torch.arange(spec.topk, device=base.device)
+        for step in range(1, spec.num_steps):
+            first = (step - 1) * spec.topk
+            context = self.context(
+                inputs,
+                base + first + offsets,
+                inputs.max_seq_len + self.base_offset + first + spec.topk,
+                positions=(base + step - 1).expand(-1, spec.topk),
+                window_mask=tree.window_mask(step),
+            )
+            tree.expand(*self.step(tree.tokens, tree.features, context), step)
+        return Proposal(*tree.select(spec.num_draft_tokens - 1))
+
+    def context(
+        self,
+        inputs: ProposeInputs,
+        cache_positions: torch.Tensor,
+        bound: int,
+        *,
+        valid: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        window_mask: torch.Tensor | None = None,
+    ) -> AttentionContext:
+        """Addresses in this drafter's cache; a window starts where the first draft token is fed."""
+        return attention_context(
+            inputs.block_table,
+            self.page_size,
+            cache_positions,
+            bound,
+            valid=valid,
+            positions=positions,
+            window_start=None if window_mask is None else inputs.seq_lens + self.base_offset,
+            window_mask=window_mask,
+        )
+
+    def remember(self, context: AttentionContext, token_ids: torch.Tensor, features: torch.Tensor) -> None:
+        if self.shadow is not None:
+            self.shadow.remember(context.write_slots, token_ids, features)

@@ -1,0 +1,83 @@
+"""What the feature drafters (EAGLE, EAGLE3, MTP) have in common: row p pairs the target's feature at p with the token
+after p, predicts the token after that, and recurs on its own output."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+
+from reference_engine.cache.kv import AttentionContext, KVCache
+from reference_engine.config import EngineConfig
+from reference_engine.drafters.base import Drafting, InputShadow, ModelDrafter, ProposeInputs
+from reference_engine.model.causal_lm import CausalLM
+from reference_engine.model.config import ModelConfig
+from reference_engine.model.layers import RotaryEmbedding
+from reference_engine.sampling.random import RandomSource
+
+
+class FeatureDrafter(ModelDrafter):
+    """Subclasses load their layers and define `features_of`, `forward` and `logits`."""
+
+    base_offset = -1
+    lookahead = 1
+
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, target: CausalLM, random: RandomSource, num_positions: int
+    ) -> None:
+        assert config.spec is not None
+        super().__init__(config.spec, target.config.vocab_size, config.page_size, random)
+        self.device = torch.device(config.device)
+        self.model_config = model
+        self.rotary = RotaryEmbedding(model, num_positions, config.torch_dtype, self.device)
+        self._engine_config = config
+
+    def new_cache(self, num_layers: int) -> KVCache:
+        config, model = self._engine_config, self.model_config
+        cache = KVCache(
+            num_layers,
+            config.total_pages,
+            config.page_size,
+            model.num_kv_heads,
+            model.head_dim,
+            config.torch_dtype,
+            self.device,
+            config.poison,
+        )
+        if config.snapshots:
+            slots = cache.layers[0].shape[0]
+            self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, model.hidden_size))
+        return cache
+
+    def features_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Target states [N, Q, width] -> feature rows [N, Q, hidden]."""
+        return hidden
+
+    @abstractmethod
+    def forward(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Tokens [N, Q] and feature rows [N, Q, hidden] -> output rows, fed back as the next features."""
+
+    @abstractmethod
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Output rows [..., hidden] -> logits over the drafter's vocabulary."""
+
+    def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
+        columns = torch.arange(inputs.token_ids.shape[1], device=inputs.rows.device)
+        last = (inputs.num_rows - 1).clamp(min=0)[:, None]
+        token_ids = inputs.token_ids.roll(-1, dims=1).scatter(1, last, next_token_ids[:, None])
+        valid = columns < inputs.num_rows[:, None]
+        context = self.context(inputs, inputs.positions[:, :1] + columns, inputs.max_seq_len, valid=valid)
+        outputs = self.run(token_ids, self.features_of(inputs.hidden), context)
+        features = outputs.gather(1, last[:, :, None].expand(-1, 1, outputs.shape[2]))[:, 0]
+        return Drafting(self.logits(features), features)
+
+    def step(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.run(token_ids, features, context)
+        return self.logits(outputs), outputs
+
+    def run(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        self.num_forwards += 1
+        self.remember(context, token_ids, features)
+        return self.forward(token_ids, features, context)

@@ -1,0 +1,209 @@
+"""The engine: request -> batch -> draft -> verify -> commit -> output, one `step` at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from reference_engine.batch import Batch, LaunchTrace, StepResult
+from reference_engine.cache.pages import PageAllocator
+from reference_engine.config import EngineConfig, require
+from reference_engine.drafters import load_drafter
+from reference_engine.model.causal_lm import CausalLM
+from reference_engine.output import Detokenizer, OutputProcessor
+from reference_engine.pool import RequestPool
+from reference_engine.request import RequestOutput, RequestState, SamplingParams
+from reference_engine.runner import Runner
+from reference_engine.sampling.random import CounterRandom, RandomSource
+from reference_engine.scheduler import Scheduler
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutput:
+    """`outputs` in the order of commitment. With `trace`: what was launched in this step (kind, launch) and whose
+    results were processed (`processed`; one step later under overlap scheduling)."""
+
+    kind: Literal["extend", "decode", "idle"] = "idle"
+    outputs: list[RequestOutput] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    launch: LaunchTrace | None = None
+    processed: list[ProcessedResult] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class ProcessedResult:
+    """A result and, for each of its requests, whether it had finished before (its tokens were dropped)."""
+
+    result: StepResult
+    discarded: tuple[bool, ...]
+
+
+class LLMEngine:
+    """See `EngineConfig`. `random` replaces the source of every random number.
+
+    Raises ValueError that names the field, the value and the mend: at construction for a configuration or checkpoint
+    that does not fit, in `add_request` for a request that cannot run, before any other request is touched.
+    """
+
+    @torch.no_grad()
+    def __init__(self, config: EngineConfig, random: RandomSource | None = None) -> None:
+        self.config = config
+        self.random = random or CounterRandom()
+        device = torch.device(config.device)
+        num_positions = config.max_pages_per_request * config.page_size
+        self.target = CausalLM(config.model, config.torch_dtype, device, num_positions)
+        self.drafter = load_drafter(config, self.target, self.random, num_positions)
+        self.target.finish_loading(with_mtp=config.spec is not None and config.spec.method == "MTP")
+        limit = self.target.config.max_positions
+        mend = f"must not exceed max_position_embeddings ({limit}) of the target"
+        require(config.context_length <= limit, "context_length", config.context_length, mend)
+        self.cache = self.target.new_cache(config.total_pages, config.page_size, device, config.poison)
+        self.pool = RequestPool(config, self.target.config.vocab_size)
+        lookahead = self.drafter.lookahead if self.drafter else 0
+        self.allocator = PageAllocator(
+            config.total_pages, config.page_size, lookahead, config.prefix_cache, self._poison
+        )
+        self.scheduler = Scheduler(config, self.allocator, self.pool)
+        self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
+        self.detokenizer = Detokenizer(config.model)
+        self.processor = OutputProcessor(self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1)
+        self._in_flight: StepResult | None = None
+        self._step: StepOutput = StepOutput()
+        self._arrivals = itertools.count()
+        self._live: dict[str, list[RequestState]] = {}
+        self._aborted: list[RequestOutput] = []
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._live) or self._in_flight is not None or bool(self._aborted)
+
+    def requests(self) -> Iterable[RequestState]:
+        return itertools.chain.from_iterable(self._live.values())
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        return_hidden_states: bool = False,
+        committed_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption)."""
+        sampling = sampling or SamplingParams()
+        self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
+        states = []
+        for index in range(sampling.n):
+            arrival = next(self._arrivals)
+            # Unseeded requests draw from streams of their own, told apart by arrival.
+            seed = (
+                sampling.seed + index if sampling.seed is not None else (self.config.seed << 32) + (1 << 31) + arrival
+            )
+            state = RequestState(
+                request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
+            )
+            state.output_token_ids = list(committed_token_ids)
+            state.prompt_delivered = bool(committed_token_ids)
+            states.append(state)
+        self._live[request_id] = states
+        self.scheduler.waiting.extend(states)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; what it has so far is delivered with the next step. Unknown and finished ids are fine."""
+        for state in self._live.get(request_id, []):
+            if not state.finished:
+                self.processor.finish(state, "abort")
+                self._aborted.append(self.processor.describe(state))
+        self._retire(self._live.get(request_id, []))
+
+    @torch.no_grad()
+    def step(self) -> StepOutput:
+        """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
+        self._step = step = StepOutput(outputs=self._aborted)
+        self._aborted = []
+        batch = self.scheduler.schedule(self._drain)
+        if batch is None:
+            self._drain()
+            return step
+        step.kind, step.preempted = batch.kind, batch.preempted
+        self._mark_launched(batch)
+        result = self.runner.launch(batch)
+        step.launch = result.trace
+        if self.config.overlap:
+            before, self._in_flight = self._in_flight, result
+            if before is not None:
+                self._process(before)
+        else:
+            self._process(result)
+        for request, ended in zip(batch.requests, batch.ends_prefill, strict=False):
+            if ended and request.row >= 0:
+                self.scheduler.share_prefix(request)
+        return step
+
+    def _mark_launched(self, batch: Batch) -> None:
+        for index, request in enumerate(batch.requests):
+            request.pending += 1
+            if batch.emits(index):
+                request.pending_emits += 1
+                request.pending_tokens += 1 if batch.kind == "extend" else self.config.max_accept_len
+
+    def _drain(self) -> None:
+        if self._in_flight is not None:
+            result, self._in_flight = self._in_flight, None
+            self._process(result)
+
+    def _process(self, result: StepResult) -> None:
+        requests = result.batch.requests
+        if self.config.trace or self.config.snapshots:
+            discarded = tuple(request.finished for request in requests)
+            self._step.processed.append(ProcessedResult(result, discarded))
+        self._step.outputs += self.processor.process(result)
+        self._retire([request for request in requests if request.finished])
+
+    def _retire(self, requests: Iterable[RequestState]) -> None:
+        """Give back what finished requests hold, once no launch of theirs is on its way."""
+        for request in requests:
+            if request.pending:
+                continue
+            self.scheduler.finish(request)
+            siblings = self._live.get(request.request_id, [])
+            if all(sibling.finished and not sibling.pending for sibling in siblings):
+                self._live.pop(request.request_id, None)
+
+    def _poison(self, pages: Iterable[int]) -> None:
+        if self.config.poison:
+            self.cache.poison(pages)
+            if self.drafter is not None:
+                self.drafter.poison(pages)
+
+    def check(
+        self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, committed: Sequence[int] = ()
+    ) -> None:
+        """Raise ValueError when the request could not run; nothing is changed."""
+        config, vocab = self.config, self.target.config.vocab_size
+        require(request_id not in self._live, "request_id", request_id, "is already running; ids must be unique")
+        require(len(prompt) > 0, "prompt_token_ids", list(prompt), "must not be empty")
+        for name, ids in (
+            ("prompt_token_ids", prompt),
+            ("committed_token_ids", committed),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ):
+            bad = [token for token in ids if not 0 <= token < vocab]
+            require(not bad, name, bad[:5], f"ids must lie in 0..{vocab - 1}, the target's vocabulary")
+        total = len(prompt) + sampling.max_new_tokens
+        mend = f"with max_new_tokens={sampling.max_new_tokens} must not exceed context_length={config.context_length}"
+        require(total <= config.context_length, "len(prompt_token_ids)", len(prompt), mend)
+        pages = -(-(total + config.slack_tokens) // config.page_size)
+        mend = f"must be at least {pages} for this request ({total} tokens and {config.slack_tokens} of slack)"
+        require(pages <= config.total_pages, "num_pages", config.total_pages, mend)
+        if sampling.stop:
+            mend = f"stop strings need a tokenizer.json beside {config.model}"
+            require(self.detokenizer.tokenizer is not None, "stop", sampling.stop, mend)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(sampling, name)
+            require(value is None or value <= vocab, name, value, f"must not exceed the vocabulary ({vocab})")

@@ -1,0 +1,76 @@
+"""Decoder-only language model: Llama, Qwen2, Qwen3, and the target part of MiMo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from reference_engine.cache.kv import AttentionContext, KVCache
+from reference_engine.model.config import TARGETS, ModelConfig
+from reference_engine.model.layers import DecoderLayer, RotaryEmbedding, rms_norm
+from reference_engine.model.loader import Checkpoint
+
+
+class CausalLM:
+    """Loaded from a Hugging Face checkpoint. Stateless: the KV cache is handed in.
+
+    `checkpoint` stays open until `finish_loading`, so that an MTP drafter can take its layers from the same files.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, num_positions: int) -> None:
+        config = ModelConfig.load(path)
+        if config.architecture not in TARGETS:
+            raise ValueError(
+                f"{path}: {config.architecture} is a drafter; a target must be one of {', '.join(TARGETS)}"
+            )
+        weights = Checkpoint(path, dtype, device)
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self.config = config
+        self.dtype = dtype
+        self.checkpoint: Checkpoint | None = weights
+        self.embed_tokens = weights.take("model.embed_tokens.weight", vocab, hidden)
+        self.layers = [DecoderLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
+        self.norm = weights.take("model.norm.weight", hidden)
+        tied = config.tie_word_embeddings and "lm_head.weight" not in weights
+        self.lm_head = self.embed_tokens if tied else weights.take("lm_head.weight", vocab, hidden)
+        self.rotary = RotaryEmbedding(config, num_positions, dtype, device)
+
+    def finish_loading(self, *, with_mtp: bool) -> None:
+        """Refuse leftover tensors; MTP layers are allowed to be left when nobody drafts with them."""
+        assert self.checkpoint is not None
+        self.checkpoint.finish(r"rotary_emb\.inv_freq$" + ("" if with_mtp else r"|^model\.mtp_layers\."))
+        self.checkpoint = None
+
+    def forward(
+        self, input_ids: torch.Tensor, context: AttentionContext, cache: KVCache, aux_layer_ids: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """input_ids [N, Q] -> final-norm hidden rows [N, Q, hidden], and the auxiliary states [N, Q, aux * hidden].
+
+        Auxiliary id i is the residual stream that enters layer i; num_layers is the one that leaves the last.
+        """
+        x = F.embedding(input_ids, self.embed_tokens)
+        rotary = self.rotary(context.positions)
+        aux: list[torch.Tensor] = []
+        streams: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in aux_layer_ids:
+                streams[index] = x
+            x = layer(x, rotary, context, cache.layers[index])
+        streams[len(self.layers)] = x
+        aux = [streams[layer_id] for layer_id in aux_layer_ids]
+        hidden = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        return hidden, torch.cat(aux, dim=-1) if aux else None
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> [..., vocab], float32 or wider."""
+        logits = F.linear(hidden, self.lm_head)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def new_cache(self, num_pages: int, page_size: int, device: torch.device, poison: bool) -> KVCache:
+        config = self.config
+        return KVCache(
+            config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, self.dtype, device, poison
+        )

@@ -1,0 +1,133 @@
+"""A checkpoint's config.json, read strictly: what is not understood is refused, never ignored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
+DRAFTERS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes and switches of a Llama-family model. `head_dim` may differ from hidden_size / num_heads.
+
+    `aux_layer_ids`: for EAGLE3, i = the residual stream entering layer i of the target (num_layers = leaving the last).
+    """
+
+    path: Path
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any]
+    max_positions: int
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    num_mtp_layers: int = 0
+    draft_vocab_size: int = 0
+    aux_layer_ids: tuple[int, ...] = ()
+    target_hidden_size: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> ModelConfig:
+        """Read `path`/config.json. Raises ValueError naming the key, the value and what is supported."""
+        file = path / "config.json"
+        if not file.is_file():
+            raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
+        raw = json.loads(file.read_text())
+        return _Reader(path, raw).read()
+
+
+class _Reader:
+    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
+        self.path = path
+        self.raw = raw
+
+    def fail(self, key: str, right: str) -> ValueError:
+        return ValueError(f"{self.path / 'config.json'}: {key}={self.raw.get(key)!r}: {right}")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise self.fail(key, "must be a positive integer")
+        return value
+
+    def read(self) -> ModelConfig:
+        raw = self.raw
+        names = raw.get("architectures") or ["(none)"]
+        architecture = names[0]
+        if architecture not in TARGETS + DRAFTERS:
+            raise self.fail("architectures", f"supported are {', '.join(TARGETS + DRAFTERS)}")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise self.fail("hidden_act", "only 'silu' is supported")
+        if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
+            raise self.fail("use_sliding_window", "sliding-window attention is not supported; must be false")
+        if raw.get("quantization_config"):
+            raise self.fail("quantization_config", "quantised checkpoints are not supported")
+        heads = self.size("num_attention_heads")
+        hidden = self.size("hidden_size")
+        kv_heads = self.size("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise self.fail("num_key_value_heads", f"must divide num_attention_heads ({heads})")
+        head_dim = raw.get("head_dim") or hidden // heads
+        if head_dim % 2:
+            raise self.fail("head_dim", "must be even for rotary embeddings")
+        qwen2 = architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM")
+        attention_bias = bool(raw.get("attention_bias", qwen2))
+        theta, scaling = self.rope()
+        eagle = raw.get("eagle_config") or {}
+        aux = raw.get("eagle_aux_hidden_state_layer_ids")
+        if aux is None and "eagle_aux_hidden_state_layer_ids" in eagle:
+            # SGLang counts from the output of a layer, we (as vLLM) from the input of the next one.
+            aux = [layer + 1 for layer in eagle["eagle_aux_hidden_state_layer_ids"]]
+        eos = raw.get("eos_token_id")
+        return ModelConfig(
+            path=self.path,
+            architecture=architecture,
+            vocab_size=self.size("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=self.size("intermediate_size"),
+            num_layers=self.size("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_positions=self.size("max_position_embeddings", 2048),
+            qkv_bias=attention_bias,
+            o_bias=attention_bias and not qwen2,
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if architecture == "MiMoForCausalLM" else 0,
+            draft_vocab_size=int(raw.get("draft_vocab_size") or 0),
+            aux_layer_ids=tuple(aux or ()),
+            target_hidden_size=int(raw.get("target_hidden_size") or hidden),
+        )
+
+    def rope(self) -> tuple[float, dict[str, Any]]:
+        """Rotary base and scaling, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters)."""
+        parameters = dict(self.raw.get("rope_parameters") or {})
+        scaling = dict(self.raw.get("rope_scaling") or parameters)
+        theta = float(parameters.get("rope_theta", self.raw.get("rope_theta", 10000.0)))
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind not in ("default", "linear", "llama3"):
+            key = "rope_scaling" if self.raw.get("rope_scaling") else "rope_parameters"
+            raise self.fail(key, "supported rotary types are default, linear, llama3")
+        return theta, {**scaling, "rope_type": kind}

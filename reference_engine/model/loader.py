@@ -1,0 +1,64 @@
+"""Weights from safetensors, by name and shape, with nothing missing and nothing left over."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+
+class Checkpoint:
+    """The tensors of one checkpoint folder. `take` hands out each once; `finish` refuses what nobody took.
+
+    Raises ValueError that names the tensor, its shape and what was expected.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.path = path
+        self._dtype = dtype
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._taken: set[str] = set()
+        for file in self._files():
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118  # safe_open is not a mapping
+                    self._tensors[name] = handle.get_tensor(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int, integer: bool = False) -> torch.Tensor:
+        if name not in self._tensors:
+            raise ValueError(f"{self.path}: tensor {name!r} is missing; expected shape {list(shape)}")
+        tensor = self._tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
+        self._taken.add(name)
+        if integer:
+            return tensor.to(self._device, torch.long)
+        if not tensor.isfinite().all():
+            raise ValueError(f"{self.path}: tensor {name!r} holds NaN or infinite values; the checkpoint is damaged")
+        return tensor.to(self._device, self._dtype)
+
+    def take_optional(self, name: str, *shape: int) -> torch.Tensor | None:
+        return self.take(name, *shape) if name in self else None
+
+    def finish(self, ignore: str = r"rotary_emb\.inv_freq$") -> None:
+        left = sorted(name for name in self._tensors if name not in self._taken and not re.search(ignore, name))
+        if left:
+            raise ValueError(f"{self.path}: tensors that this architecture does not have: {', '.join(left[:5])}")
+
+    def _files(self) -> list[Path]:
+        index = self.path / "model.safetensors.index.json"
+        if index.is_file():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            return [self.path / name for name in names]
+        single = self.path / "model.safetensors"
+        if single.is_file():
+            return [single]
+        raise ValueError(
+            f"{self.path}: no model.safetensors there; only safetensors checkpoints are loaded, convert others"
+        )

@@ -1,0 +1,184 @@
+"""Results become output: tokens are committed one by one, the block is cut where the request finishes, and whatever
+belongs to a token (hidden row, logprob) is cut with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from reference_engine.batch import StepResult
+from reference_engine.request import FinishReason, Logprob, RequestOutput, RequestState, Status
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counters over verify steps of unfinished requests. `accepted_per_position[i]`: steps that accepted draft i."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def count(self, draft_len: int, accept_len: int) -> None:
+        if draft_len == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += draft_len
+        self.num_accepted_tokens += accept_len - 1
+        for position in range(accept_len - 1):
+            self.accepted_per_position[position] += 1
+
+
+class Detokenizer:
+    """Text of output tokens; without a tokenizer.json there is no text and stop strings are refused."""
+
+    def __init__(self, model: Path) -> None:
+        file = model / "tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
+
+    def text(self, token_ids: list[int]) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def stop_position(self, token_ids: list[int], stop: tuple[str, ...]) -> int:
+        """Where in the text the earliest stop string starts, if the last token completed one; -1 otherwise."""
+        # A match that the last token completes reaches back at most the longest stop string: every token adds text.
+        tail = token_ids[-(max(map(len, stop)) + 8) :]
+        before, after = self.text(tail[:-1]) or "", self.text(tail) or ""
+        if not any(after.find(s, max(len(before) - len(s) + 1, 0)) >= 0 for s in stop):
+            return -1
+        text = self.text(token_ids) or ""
+        return min(position for position in (text.rfind(s) for s in stop) if position >= 0)
+
+
+class OutputProcessor:
+    """Turns a `StepResult` into `RequestOutput`s and advances the requests on the host."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...], detokenizer: Detokenizer, num_steps: int) -> None:
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.detokenizer = detokenizer
+        self.stats = SpecStats(accepted_per_position=[0] * num_steps)
+
+    def process(self, result: StepResult) -> list[RequestOutput]:
+        batch = result.batch
+        emitted, counts = result.emitted.tolist(), result.counts.tolist()
+        paths = None if result.accept_index is None else result.accept_index.tolist()
+        draft_lens = None if result.draft_tokens is None else (result.draft_tokens >= 0).sum(1).tolist()
+        outputs = []
+        for index, request in enumerate(batch.requests):
+            request.pending -= 1
+            if batch.emits(index):
+                request.pending_emits -= 1
+                request.pending_tokens -= result.emitted.shape[1]
+            if request.finished:
+                continue
+            if batch.kind == "extend":
+                self._collect_prompt(result, index, request)
+                if not batch.samples[index]:
+                    continue
+            elif draft_lens is not None:
+                request.accept_lens.append(counts[index])
+                request.draft_lens.append(draft_lens[index])
+                self.stats.count(draft_lens[index], counts[index])
+            first = not request.output_token_ids
+            tokens = self._commit(request, emitted[index][: counts[index]])
+            path = None if paths is None else paths[index]
+            outputs.append(self._output(result, index, request, tokens, path, first))
+        return outputs
+
+    def _commit(self, request: RequestState, tokens: list[int]) -> list[int]:
+        """Append tokens until one finishes the request; returns those that were kept."""
+        for kept, token in enumerate(tokens, start=1):
+            request.output_token_ids.append(token)
+            reason = self._finish_reason(request, token)
+            if reason is not None:
+                self.finish(request, reason)
+                return tokens[:kept]
+        return tokens
+
+    def _finish_reason(self, request: RequestState, token: int) -> FinishReason | None:
+        """A stop wins over the length cap when one token reaches both."""
+        params = request.sampling
+        count = len(request.output_token_ids)
+        # The sampler masks stop ids before min_new_tokens; a stop string may come up and does not count then.
+        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+            return "stop"
+        if params.stop and count > params.min_new_tokens:
+            position = self.detokenizer.stop_position(request.output_token_ids, params.stop)
+            if position >= 0:
+                request.text = (self.detokenizer.text(request.output_token_ids) or "")[:position]
+                return "stop"
+        return "length" if count >= params.max_new_tokens else None
+
+    def finish(self, request: RequestState, reason: FinishReason) -> None:
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        if request.text is None:
+            request.text = self.detokenizer.text(request.output_token_ids)
+
+    def _collect_prompt(self, result: StepResult, index: int, request: RequestState) -> None:
+        """Keep the prompt's hidden rows and logprobs of this chunk; a resumed request delivered them long ago."""
+        if request.prompt_delivered:
+            return
+        start, length = result.batch.starts[index], result.batch.chunk_lens[index]
+        if request.return_hidden_states:
+            first = index * result.stride
+            request.prefill_hidden.append(result.hidden[first : first + length].clone())
+        num_top = request.sampling.prompt_logprobs
+        if num_top is not None and result.prompt_logprobs is not None:
+            if start == 0:
+                request.prompt_logprobs.append(None)
+            following = min(length, len(request.prompt_token_ids) - 1 - start)
+            request.prompt_logprobs += result.prompt_logprobs.rows(index, following, num_top)
+
+    def _output(
+        self,
+        result: StepResult,
+        index: int,
+        request: RequestState,
+        tokens: list[int],
+        path: list[int] | None,
+        first: bool,
+    ) -> RequestOutput:
+        prefill_hidden = None
+        decode_hidden: tuple[torch.Tensor, ...] = ()
+        if request.return_hidden_states and path is None:
+            prefill_hidden = torch.cat(request.prefill_hidden)
+            request.prefill_hidden.clear()
+        elif request.return_hidden_states and path is not None:
+            window = index * result.stride
+            decode_hidden = tuple(result.hidden[window + node].clone() for node in path[: len(tokens)])
+        logprobs: list[Logprob] = []
+        if request.sampling.logprobs is not None and result.logprobs is not None:
+            logprobs = result.logprobs.rows(index, len(tokens), request.sampling.logprobs)
+        request.prompt_delivered |= first
+        return self.describe(
+            request, token_ids=tuple(tokens), logprobs=tuple(logprobs), prefill=prefill_hidden, decode=decode_hidden
+        )
+
+    @staticmethod
+    def describe(
+        request: RequestState,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[Logprob, ...] = (),
+        prefill: torch.Tensor | None = None,
+        decode: tuple[torch.Tensor, ...] = (),
+    ) -> RequestOutput:
+        prompt_logprobs = tuple(request.prompt_logprobs) if request.sampling.prompt_logprobs is not None else None
+        return RequestOutput(
+            request_id=request.request_id,
+            index=request.index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prefill_hidden=prefill,
+            decode_hidden=decode,
+            prompt_logprobs=prompt_logprobs if request.finished else None,
+            finish_reason=request.finish_reason,
+            text=request.text,
+            num_output_tokens=len(request.output_token_ids),
+            num_cached_tokens=request.reported_cached or 0,
+            accept_lens=tuple(request.accept_lens),
+            draft_lens=tuple(request.draft_lens),
+        )

@@ -1,0 +1,106 @@
+"""From logits to emitted tokens: the first token after a prefill, and the verification of a window of drafts."""
+
+from __future__ import annotations
+
+import torch
+
+from reference_engine.pool import RequestPool
+from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, probabilities, sample
+from reference_engine.sampling.random import RandomSource, Stream
+from reference_engine.verification.base import Verdict
+from reference_engine.verification.chain import verify_chain_greedy, verify_chain_sampled
+from reference_engine.verification.tree import verify_tree_greedy, verify_tree_sampled
+
+
+class Window:
+    """The rows [N] of a launch with what their logits follow. `parents` [N, n - 1] is set for draft trees."""
+
+    def __init__(self, pool: RequestPool, rows: torch.Tensor, sampling: SamplingBatch, random: RandomSource) -> None:
+        self.pool = pool
+        self.rows = rows
+        self.sampling = sampling
+        self.random = random
+        self.parents: torch.Tensor | None = None
+        self._ancestors: torch.Tensor | None = None
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        """[N, n, n] bool: node i descends from node j, or is it."""
+        if self._ancestors is None:
+            assert self.parents is not None
+            count, num_nodes = len(self.rows), self.parents.shape[1] + 1
+            reach = torch.eye(num_nodes, dtype=torch.bool, device=self.rows.device).repeat(count, 1, 1)
+            for node in range(1, num_nodes):
+                parent = self.parents[:, node - 1]
+                reach[:, node] |= reach[torch.arange(count, device=parent.device), parent]
+            self._ancestors = reach
+        return self._ancestors
+
+    @property
+    def depths(self) -> torch.Tensor:
+        """[N, n]: 0 for the root."""
+        return self.ancestors.sum(-1) - 1
+
+    def uniform(self, positions: torch.Tensor, stream: int) -> torch.Tensor:
+        return self.random.uniform(self.sampling.seeds, positions, stream)
+
+    def history(self, drafts: torch.Tensor | None, vocab_size: int) -> History | None:
+        """What every logits row follows: committed tokens and, for drafts [N, n - 1], the path to the row."""
+        sampling, pool, rows = self.sampling, self.pool, self.rows
+        if not sampling.penalised and sampling.min_new_tokens is None:
+            return None
+        num_output = (pool.seq_lens[rows] - pool.prompt_lens[rows])[:, None]
+        steps = torch.zeros_like(num_output)
+        if drafts is not None:
+            steps = self.depths if self.parents is not None else torch.arange(drafts.shape[1] + 1, device=rows.device)
+        tokens = pool.token_ids[rows]
+        column = torch.arange(tokens.shape[1], device=rows.device)
+        in_prompt = column < pool.prompt_lens[rows][:, None]
+        in_output = (column < pool.seq_lens[rows][:, None]) & ~in_prompt
+        zeros = torch.zeros(len(rows), vocab_size, device=rows.device)
+        prompt_counts = zeros.scatter_add(1, tokens, in_prompt.float())[:, None]
+        output_counts = zeros.scatter_add(1, tokens, in_output.float())[:, None]
+        if drafts is not None:
+            hot = torch.zeros(len(rows), drafts.shape[1], vocab_size, device=rows.device)
+            hot.scatter_(2, drafts.clamp(min=0)[:, :, None], (drafts >= 0).float()[:, :, None])
+            if self.parents is not None:
+                on_path = self.ancestors[:, :, 1:].float() @ hot
+            else:
+                on_path = torch.cat([torch.zeros_like(hot[:, :1]), hot.cumsum(1)], dim=1)
+            output_counts = output_counts + on_path
+        return History(prompt_counts, output_counts, num_output + steps)
+
+
+def sample_next(logits: torch.Tensor, window: Window) -> torch.Tensor:
+    """Raw logits [N, 1, V] after the committed tokens -> ids [N, 1]."""
+    sampling = window.sampling
+    adjusted = adjust_logits(logits, sampling, window.history(None, logits.shape[-1]))
+    if sampling.all_greedy:
+        return adjusted.argmax(-1)
+    positions = window.pool.seq_lens[window.rows][:, None]
+    return sample(probabilities(adjusted, sampling), window.uniform(positions, Stream.FINAL))
+
+
+def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accept_len: int) -> Verdict:
+    """Raw logits [N, n, V] after the root and after each draft [N, n - 1] -> what is emitted.
+
+    The token that row j decides has position seq_len + depth of j; random numbers are keyed by it.
+    """
+    sampling = window.sampling
+    adjusted = adjust_logits(logits, sampling, window.history(drafts, logits.shape[-1]))
+    parents = window.parents
+    if sampling.all_greedy:
+        choice = adjusted.argmax(-1)
+        if parents is None:
+            return verify_chain_greedy(drafts, choice)
+        return verify_tree_greedy(drafts, parents, choice, max_accept_len)
+    probs = probabilities(adjusted, sampling)
+    depth = torch.arange(max_accept_len, device=logits.device)
+    positions = window.pool.seq_lens[window.rows][:, None] + depth
+    final = window.uniform(positions, Stream.FINAL)
+    if parents is None:
+        draft_probs = None if window.pool.draft_probs is None else window.pool.draft_probs[window.rows]
+        accept = window.uniform(positions[:, :-1], Stream.SIBLING)
+        return verify_chain_sampled(drafts, draft_probs, probs, accept, final)
+    siblings = [window.uniform(positions, Stream.SIBLING + i) for i in range(drafts.shape[1])]
+    return verify_tree_sampled(drafts, parents, probs, torch.stack(siblings, dim=2), final, max_accept_len)
