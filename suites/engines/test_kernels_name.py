@@ -1,0 +1,56 @@
+"""transformers looks for a public package called `kernels`. A folder of ours with that name must not be taken for it.
+
+transformers asks the metadata of installed distributions for a version first, and only then imports the folder and
+reads its `__version__`; without a version in its supported range it does without the package. So the folder must carry
+no `__version__`, and no distribution of that name may be installed with us.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+PROBE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from transformers.utils.import_utils import is_kernels_available
+print("taken" if is_kernels_available() else "left alone")
+"""
+
+
+def probe(root: Path) -> subprocess.CompletedProcess[str]:
+    """Ask transformers in a fresh process with `root` first on its path: it decides once, and imports by that answer."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", PROBE, str(root)], capture_output=True, text=True, timeout=120, env=environment, cwd=root
+    )
+
+
+def folder(root: Path, source: str) -> Path:
+    package = root / "kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text(source)
+    return root
+
+
+def test_a_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    done = probe(folder(tmp_path, '"""Kernels of ours."""\n'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "left alone"
+
+
+def test_the_probe_sees_a_folder_that_is_taken(tmp_path: Path) -> None:
+    """With a version inside the range that transformers supports it is taken."""
+    version = "from transformers.utils.import_utils import KERNELS_MIN_VERSION as __version__\n"
+    done = probe(folder(tmp_path, version))
+    assert done.stdout.strip() == "taken", done.stderr
+
+
+def test_this_repository_is_left_alone() -> None:
+    done = probe(REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "left alone"

@@ -1,0 +1,132 @@
+"""What transformers cannot do is refused with the field, the value and the mend, before anything runs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.contract import DrafterSetup, Engine, EngineSetup, Refused, Request, SamplingParams
+from harness.engines import ENGINES, engine_factory
+from harness.workloads.random_checkpoints import EOS_TOKEN_ID, edit_config, encode, random_checkpoint
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("target"), seed=0, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def engine(target: Path) -> Engine:
+    return engine_factory("transformers").start(EngineSetup(target=target, context_length=64))
+
+
+def test_registry_names_its_engines() -> None:
+    assert {"reference", "transformers"} <= set(ENGINES)
+    with pytest.raises(ValueError, match=r"engine='vllm9': must be one of .*transformers"):
+        engine_factory("vllm9")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"overlap": True}, "overlap"),
+        ({"batch_buckets": (1, 2)}, "batch_buckets"),
+        ({"num_pages": 8}, "num_pages"),
+        ({"snapshots": True}, "snapshots"),
+        ({"drafter": DrafterSetup.chain("EAGLE3", 3, Path("x"))}, "drafter.method"),
+        ({"drafter": DrafterSetup.chain("STANDALONE", 3)}, "drafter.model"),
+        ({"drafter": DrafterSetup.chain("STANDALONE", 3, Path("nowhere"))}, "drafter.model=nowhere"),
+        (
+            {"drafter": DrafterSetup(method="STANDALONE", model=Path("x"), num_steps=2, topk=2, num_draft_tokens=4)},
+            "drafter.topk",
+        ),
+        ({"drafter": DrafterSetup.chain("STANDALONE", 3, Path("x"), script=lambda *_: ())}, "drafter.script"),
+    ],
+)
+def test_setups(target: Path, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused, match=field):
+        engine_factory("transformers").start(replace(EngineSetup(target=target), **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"arrival_step": 2}, "arrival_step=2"),
+        ({"abort_step": 0}, "abort_step=0"),
+        ({"sampling": {"presence_penalty": 0.5}}, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": 0.5}}, "frequency_penalty"),
+        ({"sampling": {"json_schema": "{}"}}, "json_schema"),
+        ({"sampling": {"regex": "a*"}}, "regex"),
+        ({"sampling": {"stop": ("a",), "min_new_tokens": 2}}, "min_new_tokens"),
+        ({"sampling": {"bad_words": ((EOS_TOKEN_ID,),)}}, "bad_words"),
+        ({"sampling": {"max_new_tokens": 60}}, "prompt \\+ max_new_tokens = 65 exceeds the context of 64"),
+        ({"sampling": {"logit_bias": ((96, 1.0),)}}, r"\[96\] lie outside the vocabulary of 96"),
+        ({"prompt_token_ids": (3, 200)}, r"\[200\] lie outside the vocabulary"),
+        ({"prompt_token_ids": (3, -1)}, "-1 lie outside the vocabulary"),
+    ],
+)
+def test_requests(engine: Engine, change: dict[str, Any], field: str) -> None:
+    sampling = SamplingParams(**{"max_new_tokens": 4, **change.pop("sampling", {})})
+    good = Request(request_id="good", prompt_token_ids=encode("Hello"))
+    bad = Request(**{"request_id": "bad", "prompt_token_ids": encode("Hello"), "sampling": sampling, **change})
+    with pytest.raises(Refused, match=f"request 'bad': .*{field}"):
+        engine.run([good, bad])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [({"stop": ("a",)}, "stop="), ({"temperature": 1.0}, "draft_sample_method='probabilistic'")],
+)
+def test_requests_with_a_drafter(target: Path, sampling: dict[str, Any], field: str) -> None:
+    setup = EngineSetup(target=target, drafter=DrafterSetup.chain("STANDALONE", 2, target))
+    request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(**sampling))
+    with pytest.raises(Refused, match=field):
+        engine_factory("transformers").start(setup).run([request])
+
+
+def test_stop_strings_need_a_tokenizer(target: Path, tmp_path: Path) -> None:
+    shutil.copytree(target, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    engine = engine_factory("transformers").start(EngineSetup(target=tmp_path))
+    (done,) = engine.run([Request(request_id="r", prompt_token_ids=(1, 2))]).completions
+    assert done.text is None
+    with pytest.raises(Refused, match="no tokenizer"):
+        engine.run([Request(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(stop=("a",)))])
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "unknown architecture", "other vocabulary"])
+def test_checkpoints_that_do_not_fit(target: Path, tmp_path: Path, fault: str) -> None:
+    shutil.copytree(target, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.0.mlp.up_proj.weight"
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "extra":
+        name = "model.layers.0.mlp.upper_proj.weight"
+        tensors[name] = torch.zeros(2, 2)
+    elif fault == "misshapen":
+        tensors[name] = tensors[name][:-1].clone()
+    elif fault == "unknown architecture":
+        name = "mystery"
+        edit_config(tmp_path, model_type=name)
+    else:
+        name = "model.embed_tokens.weight"
+        edit_config(tmp_path, vocab_size=90)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(Refused, match=name):
+        engine_factory("transformers").start(EngineSetup(target=tmp_path))
+
+
+def test_a_drafter_of_another_vocabulary(target: Path, tmp_path: Path) -> None:
+    draft = random_checkpoint(tmp_path, seed=1, num_hidden_layers=1, vocab_size=100)
+    with pytest.raises(Refused, match="vocabulary of 100 differs from the target's 96"):
+        engine_factory("transformers").start(
+            EngineSetup(target=target, drafter=DrafterSetup.chain("STANDALONE", 2, draft))
+        )
