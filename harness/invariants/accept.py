@@ -1,0 +1,170 @@
+"""ACCEPT: acceptance is exactly what the drafter deserves. Verification hides a broken drafter from other checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from harness.contract import Completion, Run
+from harness.invariants.base import Key, Misuse, Violation, blame, invariant
+from harness.invariants.trace import VerifyRow, counted_rows, verify_rows
+from harness.invariants.wellformed import sound_completions, sound_deltas
+
+
+def _steps(run: Run, invariant_id: str) -> dict[Key, list[VerifyRow]]:
+    """Verify rows by key, only to name the engine step of an accept length; empty for a black box."""
+    return counted_rows(verify_rows(invariant_id, run)[0])
+
+
+def _step(rows: Sequence[VerifyRow], entry: int) -> int | None:
+    return rows[entry].step if entry < len(rows) else None
+
+
+def _missing(invariant_id: str, run: Run, key: Key) -> list[Violation]:
+    aborted = run.request(key[0]).abort_step is not None
+    return [] if aborted else [blame(invariant_id, key, "accept_lens are missing", got="nothing")]
+
+
+@invariant(
+    "ACCEPT-1",
+    statement="accept lengths equal the closed form, per request and step",
+    needs={"accept_lens", "known_answer"},
+)
+def accept_1(run: Run, expected: Mapping[str, Sequence[int]]) -> list[Violation]:
+    """`expected` gives the accept lengths by request id (or `id#index` for one of n samples), the last one uncut.
+
+    An aborted request is compared as far as it got.
+    """
+    found, out = sound_completions("ACCEPT-1", run)
+    steps = _steps(run, "ACCEPT-1")
+    for key, done in found.items():
+        name = f"{key[0]}#{key[1]}"
+        if key[0] not in expected and name not in expected:
+            raise Misuse(f"expected has no entry for request {key[0]!r}; give one for every request")
+        right = tuple(expected.get(name, expected.get(key[0], ())))
+        if done.accept_lens is None:
+            out += _missing("ACCEPT-1", run, key)
+            continue
+        got = tuple(done.accept_lens)
+        if done.finish_reason == "abort":
+            right = right[: len(got)]
+        out += _first_wrong("ACCEPT-1", key, got, right, steps.get(key, []), "the closed form")
+    return out
+
+
+def _first_wrong(
+    invariant_id: str, key: Key, got: Sequence[int], right: Sequence[int], rows: Sequence[VerifyRow], what: str
+) -> list[Violation]:
+    for entry, (a, b) in enumerate(zip(got, right, strict=False)):
+        if a != b:
+            message = f"accept length of verify step {entry} differs from {what}"
+            step, origin = _step(rows, entry), f"accept_lens {tuple(got)}, expected {tuple(right)}"
+            return [blame(invariant_id, key, message, step=step, row=entry, expected=b, got=a, origin=origin)]
+    if len(got) == len(right):
+        return []
+    message = f"number of verify steps differs from {what}"
+    return [blame(invariant_id, key, message, row=min(len(got), len(right)), expected=len(right), got=len(got))]
+
+
+@invariant(
+    "ACCEPT-2",
+    statement="drafter == target accepts k every time; acceptance on a replayed prompt does not drift with uptime, "
+    "prefix hits, preemption, chunk borders or k = 0 steps",
+    needs={"accept_lens"},
+)
+def accept_2(run: Run, full: bool) -> list[Violation]:
+    """`full`: the drafter is the target, so every verify step accepts all k drafts (entries are not cut by a finish).
+
+    With `full=False` the drafter never agrees, so every step accepts the bonus token alone. Fewer than k drafts are
+    excused only where k more tokens would pass the context length.
+    """
+    if run.setup.drafter is None:
+        raise Misuse("setup.drafter=None: must name a drafter, or there is no acceptance to judge")
+    k = run.setup.drafter.num_steps
+    found, out = sound_completions("ACCEPT-2", run)
+    steps = _steps(run, "ACCEPT-2")
+    for key, done in found.items():
+        if done.accept_lens is None:
+            out += _missing("ACCEPT-2", run, key)
+            continue
+        fault = partial(blame, "ACCEPT-2", key)
+        for entry, accept_len in enumerate(done.accept_lens):
+            right = 1 + (_drafts_due(run, done, entry, k) if full else 0)
+            if accept_len != right:
+                message = "a perfect drafter was not accepted whole" if full else "a hopeless drafter was accepted"
+                step = _step(steps.get(key, []), entry)
+                out.append(fault(message, step=step, row=entry, expected=right, got=accept_len))
+    return out
+
+
+def _drafts_due(run: Run, done: Completion, entry: int, k: int) -> int:
+    """k, or what the engine drafted where k more tokens would not have fitted into the context."""
+    committed = len(done.prompt_token_ids) + 1 + sum((done.accept_lens or ())[:entry])
+    cramped = committed + k + 1 > run.setup.context_length
+    if cramped and done.draft_lens is not None and entry < len(done.draft_lens):
+        return min(done.draft_lens[entry], k)
+    return k
+
+
+@invariant("ACCEPT-2", needs={"runs"})
+def accept_2_drift(runs: Sequence[Run], by_position: bool = False) -> list[Violation]:
+    """Runs of the same greedy requests on one engine, in order of time: acceptance stays what it was in the first.
+
+    By default the accept lengths must be the same lists. `by_position` compares them per start of the drafted block,
+    for runs whose blocks start elsewhere (preempted, other chunk borders, k = 0 steps in between); it needs traces with
+    deltas, and compares steps that drafted equally many tokens.
+    """
+    if len(runs) < 2:
+        raise Misuse(f"runs={len(runs)}: must be at least 2 to show a drift")
+    out: list[Violation] = []
+    first, _ = sound_completions("ACCEPT-2", runs[0])
+    compared = 0
+    for number, run in enumerate(runs):
+        found, flaws = sound_completions("ACCEPT-2", run, arm=f"run {number}: ")
+        out += flaws
+        for key, done in found.items():
+            if number == 0 or key not in first:
+                continue
+            rows = (_steps(runs[0], "ACCEPT-2").get(key, []), _steps(run, "ACCEPT-2").get(key, []))
+            what = f"the first of {len(runs)} runs (this is run {number})"
+            if by_position:
+                starts = (_starts(runs[0], key, rows[0]), _starts(run, key, rows[1]))
+                compared += len(starts[0].keys() & starts[1].keys())
+                out += _moved(key, starts[0], starts[1], what)
+            elif first[key].accept_lens is None or done.accept_lens is None:
+                out.append(
+                    blame("ACCEPT-2", key, f"accept_lens are missing in run {number} or the first", got="nothing")
+                )
+            else:
+                compared += 1
+                got, right = done.accept_lens, first[key].accept_lens or ()
+                out += _first_wrong("ACCEPT-2", key, got, right, rows[1], what)
+    if compared == 0 and not out:
+        raise Misuse("runs: no verify step is common to the first run and a later one; replay the same requests")
+    return out
+
+
+Starts = dict[int, VerifyRow]
+"""Output index at which a drafted block begins -> the verify step."""
+
+
+def _starts(run: Run, key: Key, rows: Sequence[VerifyRow]) -> Starts:
+    """Where each block of a request begins: the tokens that it had been given before."""
+    parts, _ = sound_deltas("ACCEPT-2", run)
+    starts, given, waiting = {}, 0, list(rows)
+    for step, delta in parts.get(key, []):
+        sent = tuple(delta.token_ids)
+        if waiting and sent and waiting[0].step <= step.step and waiting[0].block[: len(sent)] == sent:
+            starts[given] = waiting.pop(0)
+        given += len(sent)
+    return starts
+
+
+def _moved(key: Key, first: Starts, later: Starts, what: str) -> list[Violation]:
+    out = []
+    for start in sorted(first.keys() & later.keys()):
+        right, got = first[start], later[start]
+        if right.num_drafts == got.num_drafts and right.accept_len != got.accept_len:
+            message = f"acceptance of the block at output token {start} differs from {what}"
+            out.append(blame("ACCEPT-2", key, message, step=got.step, expected=right.accept_len, got=got.accept_len))
+    return out
