@@ -121,7 +121,7 @@ def _top(place: _Place, row: LogprobRow, tolerance: float) -> Iterator[tuple[str
             yield f"top-n slot {slot} (token {token_id}): wrong logprob", expected, logprob
         elif not same_logprob(expected, float(best[slot]), tolerance):
             right = [int(other) for other in torch.nonzero((law - best[slot]).abs() <= tolerance).flatten()[:4]]
-            yield f"top-n slot {slot}: not the {slot + 1}th best token", right, token_id
+            yield f"top-n slot {slot}: another token belongs there", right, token_id
 
 
 def _origin(place: _Place, row: LogprobRow, rows: Sequence[tuple[_Place, LogprobRow]], tolerance: float) -> str | None:

@@ -24,11 +24,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def row_errors(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """[rows] largest scaled difference per row of two [rows, ...] float64 tensors; inf where `got` is not finite."""
-    if got.shape[0] == 0:
-        return torch.zeros(0, dtype=torch.float64)
-    flat_got, flat_expected = got.flatten(1), expected.flatten(1)
-    if flat_got.shape[1] == 0:
+    if got.numel() == 0:
         return torch.zeros(got.shape[0], dtype=torch.float64)
+    flat_got, flat_expected = got.reshape(got.shape[0], -1), expected.reshape(got.shape[0], -1)
     scale = flat_expected.abs().amax(1).clamp(min=1.0)
     errors = (flat_got - flat_expected).abs().amax(1) / scale
     return torch.where(torch.isfinite(flat_got).all(1), errors, torch.full_like(errors, math.inf))

@@ -310,11 +310,11 @@ def delta(number: int, request_id: str, **changes: Any) -> Corruption:
     return apply
 
 
-def snapshot(number: int, owner: str, **changes: Any) -> Corruption:
+def snapshot(number: int, of: str, **changes: Any) -> Corruption:
     """Replace fields of the snapshot of one owner after one step."""
 
     def apply(run: Run) -> Run:
-        found = tuple(edit(s, changes) if s.owner == owner else s for s in run.steps[number].snapshots)
+        found = tuple(edit(s, changes) if s.owner == of else s for s in run.steps[number].snapshots)
         return step(number, snapshots=found)(run)
 
     return apply
@@ -332,6 +332,7 @@ def both(*corruptions: Corruption) -> Corruption:
 def assert_red(violations: Sequence[Violation], invariant: str, says: str, **where: Any) -> None:
     """Some violation of this invariant says this and names exactly that place; no other invariant is named."""
     assert {violation.invariant for violation in violations} == {invariant}, [str(v) for v in violations]
+    assert not [violation for violation in violations if "could not be judged" in violation.message]
     hits = [
         violation
         for violation in violations
