@@ -7,7 +7,7 @@ raw logits and hidden states are its own output. Semantics worth knowing, read o
   run come from the unrounded logits of the same forwards.
 - Assisted generation drafts before the prefill, so the first entry of `accept_lens` belongs to the forward that
   carried the prompt, and the accept lengths sum to the completion. It drafts fewer tokens near `max_new_tokens`.
-- Stop strings are matched in the prompt's tail too, and the whole matched token is delivered.
+- Stop strings are matched in the prompt's tail too; the tokens that spell one are delivered, the text ends before it.
 - Each draft is sampled when the request is sampled; there is no greedy drafting for sampled requests.
 """
 
@@ -120,7 +120,7 @@ class TransformersEngine:
             token_ids=token_ids,
             finish_reason=self._finish_reason(sampling, sequence, output.sequences),
             usage=Usage(prompt_tokens=prompt.shape[1], completion_tokens=len(token_ids)),
-            text=self._target.decode(token_ids),
+            text=self._text(sampling, token_ids),
             logprobs=self._logprobs(sampling.logprobs, token_ids, output, watch, sequence),
             prompt_logprobs=self._prompt_logprobs(sampling.prompt_logprobs, prompt),
             hidden_states=_hidden_states(output.hidden_states) if request.return_hidden_states else None,
@@ -155,6 +155,14 @@ class TransformersEngine:
         if sampling.stop and bool(StopStringCriteria(self._target.tokenizer, list(sampling.stop))(sequences, None)[0]):
             return "stop"
         return "length"
+
+    def _text(self, sampling: SamplingParams, token_ids: tuple[int, ...]) -> str | None:
+        """Decoded without special tokens, and without the stop string and what follows it in the same token."""
+        text = self._target.decode(token_ids)
+        if text is None:
+            return None
+        found = [position for stop in sampling.stop if (position := text.rfind(stop)) >= 0]
+        return text[: min(found)] if found else text
 
     def _logprobs(
         self, num_top: int | None, token_ids: tuple[int, ...], output: Any, watch: GenerationWatch, sequence: list[int]

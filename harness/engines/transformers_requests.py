@@ -164,7 +164,7 @@ def generation_config(request: Request, stops: list[int]) -> GenerationConfig:
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens or None,
         eos_token_id=stops or None,
-        # Were a pad id ever emitted, the drafter's own `generate` would mask it out of its attention; a stop id never is.
+        # The drafter's own `generate` masks pad ids out of its attention: name none that may be emitted.
         pad_token_id=stops[0] if stops else None,
         stop_strings=list(sampling.stop) or None,
         repetition_penalty=sampling.repetition_penalty,

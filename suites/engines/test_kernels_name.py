@@ -23,7 +23,7 @@ print("taken" if is_kernels_available() else "left alone")
 
 
 def probe(root: Path) -> subprocess.CompletedProcess[str]:
-    """Ask transformers in a fresh process with `root` first on its path: it decides once, and imports by that answer."""
+    """Ask transformers in a fresh process with `root` first on its path: it decides only once in a process."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-c", PROBE, str(root)], capture_output=True, text=True, timeout=120, env=environment, cwd=root

@@ -125,7 +125,8 @@ def test_a_stop_string_ends_the_request(engine: Engine, length: int) -> None:
     stop = free.text[5 : 5 + length]
     end = free.text.index(stop) + length
     done = only(engine, ask("Hello", max_new_tokens=20, stop=(stop, "never said")))
-    assert (done.text, done.finish_reason) == (free.text[:end], "stop")
+    assert (done.text, done.finish_reason) == (free.text[: end - length], "stop")
+    assert done.token_ids == free.token_ids[:end]
     assert done.usage.completion_tokens == end
 
 
