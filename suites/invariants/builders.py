@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,9 @@ def law(prefix: tuple[int, ...]) -> torch.Tensor:
 
 
 def rows(tokens: tuple[int, ...]) -> torch.Tensor:
-    out = torch.zeros(len(tokens), WIDTH)
-    for position, token_id in enumerate(tokens):
-        out[position, token_id] = 1.0
-        out[position, VOCAB] = position
-        out[position, VOCAB + 1] = sum(tokens[: position + 1])
-    return out
+    ids = torch.tensor(tokens)
+    places = torch.stack([torch.arange(len(tokens)), ids.cumsum(0)], dim=1)
+    return torch.cat([torch.nn.functional.one_hot(ids, VOCAB), places], dim=1).float()
 
 
 def name_row(row: torch.Tensor) -> str:
@@ -85,7 +83,12 @@ def fresh(tokens: tuple[int, ...]) -> StateSnapshot:
 
 
 def logprob_row(prefix: tuple[int, ...], token_id: int, top: int) -> LogprobRow:
-    scores = law(prefix)
+    return _logprob_row(prefix[-1], token_id, top)
+
+
+@cache
+def _logprob_row(last: int, token_id: int, top: int) -> LogprobRow:
+    scores = law((last,))
     order = torch.sort(scores, descending=True, stable=True).indices[:top].tolist()
     rank = 1 + int((scores > scores[token_id]).sum())
     return LogprobRow(token_id, float(scores[token_id]), rank, tuple((i, float(scores[i])) for i in order))
