@@ -88,8 +88,8 @@ class SpecConfig(_FromDict):
 class EngineConfig(_FromDict):
     """`page_size`, `chunk_size`, `context_length` in tokens; `num_pages` 0 = enough for max_running full requests.
 
-    `batch_buckets`: padded batch sizes, empty = none. `poison`: freed and unwritten KV holds NaN. `trace`: steps carry
-    a `StepRecord`. `snapshots`: they also carry each running request's KV (implies trace).
+    `batch_buckets`: padded batch sizes, empty = none. `poison`: freed and unwritten KV holds a value that
+    no model computes. `trace`: steps tell what was launched and processed. `snapshots`: drafters remember their inputs.
     """
 
     model: Path

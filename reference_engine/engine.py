@@ -100,9 +100,8 @@ class LLMEngine:
         for index in range(sampling.n):
             arrival = next(self._arrivals)
             # Unseeded requests draw from streams of their own, told apart by arrival.
-            seed = (
-                sampling.seed + index if sampling.seed is not None else (self.config.seed << 32) + (1 << 31) + arrival
-            )
+            unseeded = (self.config.seed << 32) + (1 << 31) + arrival
+            seed = _int64(unseeded if sampling.seed is None else sampling.seed + index)
             state = RequestState(
                 request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
             )
@@ -195,6 +194,8 @@ class LLMEngine:
         ):
             bad = [token for token in ids if not 0 <= token < vocab]
             require(not bad, name, bad[:5], f"ids must lie in 0..{vocab - 1}, the target's vocabulary")
+        mend = f"must be fewer than max_new_tokens={sampling.max_new_tokens}, or nothing is left to generate"
+        require(len(committed) < sampling.max_new_tokens, "len(committed_token_ids)", len(committed), mend)
         total = len(prompt) + sampling.max_new_tokens
         mend = f"with max_new_tokens={sampling.max_new_tokens} must not exceed context_length={config.context_length}"
         require(total <= config.context_length, "len(prompt_token_ids)", len(prompt), mend)
@@ -207,3 +208,8 @@ class LLMEngine:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(sampling, name)
             require(value is None or value <= vocab, name, value, f"must not exceed the vocabulary ({vocab})")
+
+
+def _int64(seed: int) -> int:
+    """Any integer as an int64 of the same 64 low bits."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -3,6 +3,7 @@ belongs to a token (hidden row, logprob) is cut with it."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,14 +44,18 @@ class Detokenizer:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def stop_position(self, token_ids: list[int], stop: tuple[str, ...]) -> int:
-        """Where in the text the earliest stop string starts, if the last token completed one; -1 otherwise."""
-        # A match that the last token completes reaches back at most the longest stop string: every token adds text.
-        tail = token_ids[-(max(map(len, stop)) + 8) :]
-        before, after = self.text(tail[:-1]) or "", self.text(tail) or ""
-        if not any(after.find(s, max(len(before) - len(s) + 1, 0)) >= 0 for s in stop):
-            return -1
-        text = self.text(token_ids) or ""
-        return min(position for position in (text.rfind(s) for s in stop) if position >= 0)
+        """Where in the text the earliest stop string that the last token completed starts; -1 without any."""
+        # A match reaches back at most the longest stop string; special tokens and parts of a character add no text.
+        longest = max(map(len, stop))
+        width = longest + 8
+        while width < len(token_ids) and len(self.text(token_ids[-width:-1]) or "") < longest:
+            width *= 2
+        before, after = self.text(token_ids[-width:-1]) or "", self.text(token_ids[-width:]) or ""
+        # A character whose last byte has just come was a replacement character before.
+        old = len(os.path.commonprefix([before, after]))
+        starts = [after.find(s, max(old - len(s) + 1, 0)) for s in stop]
+        found = [start for start in starts if start >= 0]
+        return len(self.text(token_ids) or "") - len(after) + min(found) if found else -1
 
 
 class OutputProcessor:
@@ -166,7 +171,8 @@ class OutputProcessor:
         prefill: torch.Tensor | None = None,
         decode: tuple[torch.Tensor, ...] = (),
     ) -> RequestOutput:
-        prompt_logprobs = tuple(request.prompt_logprobs) if request.sampling.prompt_logprobs is not None else None
+        # A request that was aborted while it prefilled has some of them only: better none than a wrong number.
+        complete = request.finished and len(request.prompt_logprobs) == len(request.prompt_token_ids)
         return RequestOutput(
             request_id=request.request_id,
             index=request.index,
@@ -174,7 +180,7 @@ class OutputProcessor:
             logprobs=logprobs,
             prefill_hidden=prefill,
             decode_hidden=decode,
-            prompt_logprobs=prompt_logprobs if request.finished else None,
+            prompt_logprobs=tuple(request.prompt_logprobs) if complete else None,
             finish_reason=request.finish_reason,
             text=request.text,
             num_output_tokens=len(request.output_token_ids),

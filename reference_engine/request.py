@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -38,7 +39,8 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "temperature", self.temperature, "must be 0 (greedy) or positive")
+        temperature = "must be 0 (greedy) or positive, and finite"
+        require(0 <= self.temperature < math.inf, "temperature", self.temperature, temperature)
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or positive")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must lie in (0, 1]")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "must lie in [0, 1)")
@@ -48,7 +50,12 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             require(value is None or value >= 0, name, value, "must be None (off) or >= 0")
-        require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be positive")
+        penalty = "must be positive and finite"
+        require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, penalty)
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "must be finite")
+        bias = "values must be finite, or -inf to ban a token"
+        require(all(value < math.inf for _, value in self.logit_bias), "logit_bias", self.logit_bias, bias)
         require(all(self.stop), "stop", self.stop, "stop strings must not be empty")
         require(self.n >= 1, "n", self.n, "must be at least 1")
 

@@ -205,7 +205,8 @@ class Runner:
             computed_from=torch.tensor(cached + [0] * (len(rows) - len(cached)), device=self.device),
             history=pool.token_ids,
             block_table=pool.block_table[rows],
-            max_seq_len=max(request.max_num_tokens for request in batch.requests) + result.emitted.shape[1],
+            # What this launch emits is counted as pending already.
+            max_seq_len=max(request.max_num_tokens for request in batch.requests),
             sampling=sampling,
         )
         proposal = drafter.propose(inputs)

@@ -17,7 +17,7 @@ from reference_engine.cache.kv import AttentionContext, KVCache, attention_conte
 from reference_engine.config import SpecConfig
 from reference_engine.drafters.tree import TreeBuilder
 from reference_engine.pool import PLACEHOLDER
-from reference_engine.sampling.processors import SamplingBatch, sample
+from reference_engine.sampling.processors import SamplingBatch, heated, sample
 from reference_engine.sampling.random import RandomSource, Stream
 
 
@@ -169,7 +169,8 @@ class ModelDrafter(Drafter):
             law = best
             if temperature is not None and inputs.sampling.greedy is not None:
                 cold = inputs.sampling.greedy[:, 0]
-                law = torch.where(cold, best, (drafting.logits / torch.where(cold, 1.0, temperature[:, 0])).softmax(-1))
+                hot = heated(drafting.logits, torch.where(cold, 1.0, temperature[:, 0])).softmax(-1)
+                law = torch.where(cold, best, hot)
             position = inputs.seq_lens + len(drafting.tokens)
             seeds = inputs.sampling.seeds[:, 0]
             token = self.to_target_ids(sample(law, self.random.uniform(seeds, position, Stream.DRAFT)))

@@ -21,6 +21,11 @@ class CustomDrafter(Drafter):
             raise ValueError("script=None: CUSTOM needs a function (request_id, token_ids, k) -> draft token ids")
         if config.spec.topk > 1:
             raise ValueError(f"topk={config.spec.topk}: CUSTOM drafts chains only; use topk=1")
+        if config.spec.draft_sample_method != "greedy":
+            raise ValueError(
+                f"draft_sample_method={config.spec.draft_sample_method!r}: a script draws from no law that verification "
+                "could weigh; CUSTOM must use 'greedy'"
+            )
         self.script = config.spec.script
         self.num_drafts = config.spec.num_draft_tokens - 1
 

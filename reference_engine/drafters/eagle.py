@@ -10,7 +10,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.drafters.feature import FeatureDrafter
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.model.config import ModelConfig
-from reference_engine.model.layers import DecoderLayer
+from reference_engine.model.layers import DecoderLayer, Linear
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
 
@@ -33,8 +33,8 @@ class EagleDrafter(FeatureDrafter):
         weights = Checkpoint(config.spec.model, config.torch_dtype, self.device)
         hidden = model.hidden_size
         self.target = target
-        self.fc = weights.take("fc.weight", hidden, 2 * hidden)
-        self.fc_bias = weights.take_optional("fc.bias", hidden)
+        bias = weights.take_optional("fc.bias", hidden)
+        self.fc = Linear([weights.take("fc.weight", hidden, 2 * hidden)], [] if bias is None else [bias])
         own_embedding = weights.take_optional("embed_tokens.weight", model.vocab_size, hidden)
         self.embed_tokens = target.embed_tokens if own_embedding is None else own_embedding
         self.layers = [DecoderLayer(model, weights, f"layers.{i}", input_norm=i > 0) for i in range(model.num_layers)]
@@ -45,9 +45,12 @@ class EagleDrafter(FeatureDrafter):
     def caches(self) -> list[KVCache]:
         return [self.cache]
 
-    def forward(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int
+    ) -> torch.Tensor:
+        assert stage == 0
         embedding = F.embedding(token_ids, self.embed_tokens)
-        x = F.linear(torch.cat([embedding, features], dim=-1), self.fc, self.fc_bias)
+        x = self.fc(torch.cat([embedding, features], dim=-1))
         rotary = self.rotary(context.positions)
         for layer, cache in zip(self.layers, self.cache.layers, strict=True):
             x = layer(x, rotary, context, cache)

@@ -45,7 +45,7 @@ class FeatureDrafter(ModelDrafter):
             config.poison,
         )
         if config.snapshots:
-            slots = cache.layers[0].shape[0]
+            slots = cache.num_slots
             self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, model.hidden_size))
         return cache
 
@@ -54,8 +54,11 @@ class FeatureDrafter(ModelDrafter):
         return hidden
 
     @abstractmethod
-    def forward(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Tokens [N, Q] and feature rows [N, Q, hidden] -> output rows, fed back as the next features."""
+    def forward(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int
+    ) -> torch.Tensor:
+        """Tokens [T] and feature rows [T, hidden] of a pass -> output rows, fed back as the next features. `stage` is
+        the draft step's module, for drafters that have several (MTP)."""
 
     @abstractmethod
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -74,10 +77,14 @@ class FeatureDrafter(ModelDrafter):
     def step(
         self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = self.run(token_ids, features, context)
+        outputs = self.run(token_ids, features, context, self.num_ingest_steps - 1)
         return self.logits(outputs), outputs
 
-    def run(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def run(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int = 0
+    ) -> torch.Tensor:
         self.num_forwards += 1
-        self.remember(context, token_ids, features)
-        return self.forward(token_ids, features, context)
+        if stage == 0:
+            self.remember(context, token_ids, features)
+        flat = self.forward(token_ids.reshape(-1), features.reshape(-1, features.shape[-1]), context, stage)
+        return flat.view(*token_ids.shape, -1)

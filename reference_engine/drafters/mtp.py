@@ -14,7 +14,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafting, ProposeInputs
 from reference_engine.drafters.feature import FeatureDrafter
 from reference_engine.model.causal_lm import CausalLM
-from reference_engine.model.layers import DecoderLayer, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, Rotary, rms_norm
 from reference_engine.sampling.random import RandomSource
 
 
@@ -26,7 +26,7 @@ class _MTPLayer:
         self.eps = config.rms_norm_eps
         self.embed_norm = weights.take(f"{prefix}.token_layernorm.weight", hidden)
         self.feature_norm = weights.take(f"{prefix}.hidden_layernorm.weight", hidden)
-        self.input_proj = weights.take(f"{prefix}.input_proj.weight", hidden, 2 * hidden)
+        self.input_proj = Linear([weights.take(f"{prefix}.input_proj.weight", hidden, 2 * hidden)])
         self.block = DecoderLayer(config, weights, prefix)
         self.final_norm = weights.take(f"{prefix}.final_layernorm.weight", hidden)
 
@@ -34,12 +34,12 @@ class _MTPLayer:
         self,
         embedding: torch.Tensor,
         features: torch.Tensor,
-        rotary: torch.Tensor,
+        rotary: Rotary,
         context: AttentionContext,
         cache: torch.Tensor,
     ) -> torch.Tensor:
         both = [rms_norm(features, self.feature_norm, self.eps), rms_norm(embedding, self.embed_norm, self.eps)]
-        x = self.block(F.linear(torch.cat(both, dim=-1), self.input_proj), rotary, context, cache)
+        x = self.block(self.input_proj(torch.cat(both, dim=-1)), rotary, context, cache)
         return rms_norm(x, self.final_norm, self.eps)
 
 
@@ -104,20 +104,12 @@ class MTPDrafter(FeatureDrafter):
             token_ids = torch.where(here, token[:, None], token_ids)
         return token_ids
 
-    def run(
-        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, index: int | None = None
+    def forward(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int
     ) -> torch.Tensor:
-        """Layer `index`, by default the last, which is the one that draft steps go on with."""
-        chosen = len(self.layers) - 1 if index is None else index
-        self.num_forwards += 1
-        if chosen == 0:
-            self.remember(context, token_ids, features)
         embedding = F.embedding(token_ids, self.target.embed_tokens)
         rotary = self.rotary(context.positions)
-        return self.layers[chosen](embedding, features, rotary, context, self.cache.layers[chosen])
-
-    def forward(self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        return self.run(token_ids, features, context)
+        return self.layers[stage](embedding, features, rotary, context, self.cache.layers[stage])
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         return self.target.logits(outputs)

@@ -32,7 +32,7 @@ class StandaloneDrafter(ModelDrafter):
             )
         self.cache = self.model.new_cache(config.total_pages, config.page_size, device, config.poison)
         if config.snapshots:
-            slots = self.cache.layers[0].shape[0]
+            slots = self.cache.num_slots
             self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, 0))
 
     def caches(self) -> list[KVCache]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from reference_engine.cache.kv import AttentionContext, KVCache
 from reference_engine.model.config import TARGETS, ModelConfig
-from reference_engine.model.layers import DecoderLayer, RotaryEmbedding, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, RotaryEmbedding, rms_norm
 from reference_engine.model.loader import Checkpoint
 
 
@@ -35,7 +35,7 @@ class CausalLM:
         self.layers = [DecoderLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
         self.norm = weights.take("model.norm.weight", hidden)
         tied = config.tie_word_embeddings and "lm_head.weight" not in weights
-        self.lm_head = self.embed_tokens if tied else weights.take("lm_head.weight", vocab, hidden)
+        self.lm_head = Linear([self.embed_tokens if tied else weights.take("lm_head.weight", vocab, hidden)])
         self.rotary = RotaryEmbedding(config, num_positions, dtype, device)
 
     def finish_loading(self, *, with_mtp: bool) -> None:
@@ -51,9 +51,8 @@ class CausalLM:
 
         Auxiliary id i is the residual stream that enters layer i; num_layers is the one that leaves the last.
         """
-        x = F.embedding(input_ids, self.embed_tokens)
+        x = F.embedding(input_ids.reshape(-1), self.embed_tokens)
         rotary = self.rotary(context.positions)
-        aux: list[torch.Tensor] = []
         streams: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in aux_layer_ids:
@@ -62,11 +61,12 @@ class CausalLM:
         streams[len(self.layers)] = x
         aux = [streams[layer_id] for layer_id in aux_layer_ids]
         hidden = rms_norm(x, self.norm, self.config.rms_norm_eps)
-        return hidden, torch.cat(aux, dim=-1) if aux else None
+        shape = (*input_ids.shape, -1)
+        return hidden.view(shape), torch.cat(aux, dim=-1).view(shape) if aux else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., vocab], float32 or wider."""
-        logits = F.linear(hidden, self.lm_head)
+        logits = self.lm_head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def new_cache(self, num_pages: int, page_size: int, device: torch.device, poison: bool) -> KVCache:

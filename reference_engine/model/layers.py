@@ -1,8 +1,10 @@
-"""Layers of the Llama family over a paged KV cache. Weights are plain tensors; activations are [N, Q, width]."""
+"""Layers of the Llama family over a paged KV cache. Weights are plain tensors; activations are flat: [T, width] for the
+T = N * Q tokens of a pass."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +13,30 @@ from reference_engine.cache.kv import AttentionContext
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.loader import Checkpoint
 
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+class Linear:
+    """x [T, in] -> [T, out]; projections of one input can be stacked. Kept transposed: the product is faster so."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = ()) -> None:
+        self.weight = torch.cat(list(weights)).t().contiguous()
+        self.bias = torch.cat(list(biases)) if biases else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dim; reduced precision is normalised in float32, as in Hugging Face Llama."""
-    if x.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return weight * F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype)
+    """Root-mean-square norm over the last dim; reduced precision is normalised in float32, as Hugging Face does."""
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    # Spelled out: the library's own rms_norm takes twice as long on a CPU at these sizes.
+    scale = (wide * wide).sum(-1, keepdim=True).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return weight * (wide * scale).to(x.dtype)
 
 
 class RotaryEmbedding:
-    """Rotary table in the rotate-half layout: [positions, 2, head_dim], cosines then signed sines.
+    """Rotary tables in the rotate-half layout, [positions, 1, head_dim]: cosines, and sines with the sign of their half.
 
     Angles are float32 whatever the model's dtype, as in Hugging Face.
     """
@@ -29,9 +45,8 @@ class RotaryEmbedding:
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         frequencies = self._scaled(1.0 / (config.rope_theta**exponents), config)
         angles = torch.arange(num_positions).float()[:, None] * frequencies
-        cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
-        sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
-        self.table = torch.stack([cos, sin], dim=1).to(device, dtype)
+        self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1)[:, None].to(device, dtype)
+        self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)[:, None].to(device, dtype)
 
     @staticmethod
     def _scaled(frequencies: torch.Tensor, config: ModelConfig) -> torch.Tensor:
@@ -46,16 +61,15 @@ class RotaryEmbedding:
             return keep * frequencies + (1 - keep) * frequencies / float(scaling["factor"])
         return frequencies
 
-    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
-        """[N, Q] positions -> [N, Q, 2, 1, head_dim], to be handed to every layer of a forward pass."""
-        return self.table[positions][:, :, :, None]
+    def __call__(self, positions: torch.Tensor) -> Rotary:
+        """[N, Q] positions -> cosines and sines [T, 1, head_dim], to be handed to every layer of a pass."""
+        return self.cos[positions.reshape(-1)], self.sin[positions.reshape(-1)]
 
 
-def apply_rotary(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-    """x [N, Q, heads, head_dim] turned by its position."""
-    half = x.shape[-1] // 2
-    swapped = x.roll(half, dims=-1)
-    return x * rotary[:, :, 0] + swapped * rotary[:, :, 1]
+def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """x [T, heads, head_dim] turned by its position."""
+    cos, sin = rotary
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention:
@@ -66,39 +80,32 @@ class Attention:
         self.config = config
         sizes = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
         fan_in = input_size or hidden
-        self.qkv = torch.cat([weights.take(f"{prefix}.{n}_proj.weight", size, fan_in) for n, size in sizes.items()])
-        self.qkv_bias = (
-            torch.cat([weights.take(f"{prefix}.{n}_proj.bias", size) for n, size in sizes.items()])
-            if config.qkv_bias
-            else None
-        )
-        self.o = weights.take(f"{prefix}.o_proj.weight", hidden, sizes["q"])
-        self.o_bias = weights.take(f"{prefix}.o_proj.bias", hidden) if config.o_bias else None
+        projections = [weights.take(f"{prefix}.{n}_proj.weight", size, fan_in) for n, size in sizes.items()]
+        biases = [weights.take(f"{prefix}.{n}_proj.bias", size) for n, size in sizes.items() if config.qkv_bias]
+        self.qkv = Linear(projections, biases)
+        o_biases = [weights.take(f"{prefix}.o_proj.bias", hidden)] if config.o_bias else []
+        self.o = Linear([weights.take(f"{prefix}.o_proj.weight", hidden, sizes["q"])], o_biases)
         self.q_norm = weights.take(f"{prefix}.q_norm.weight", dim) if config.qk_norm else None
         self.k_norm = weights.take(f"{prefix}.k_norm.weight", dim) if config.qk_norm else None
 
-    def __call__(
-        self, x: torch.Tensor, rotary: torch.Tensor, context: AttentionContext, cache: torch.Tensor
-    ) -> torch.Tensor:
-        """Write this pass's keys and values into `cache` [slots, 2, kv_heads, head_dim], then attend over it."""
+    def __call__(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: torch.Tensor) -> torch.Tensor:
+        """Write this pass's keys and values into `cache` (one layer of a `KVCache`), then attend over it."""
         config = self.config
-        rows, queries, _ = x.shape
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = F.linear(x, self.qkv, self.qkv_bias).view(rows, queries, heads + 2 * kv_heads, dim)
-        qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
+        rows, queries, group = context.num_rows, context.num_queries, heads // kv_heads
+        qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)
+        qk = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
-            q = rms_norm(qk[:, :, :heads], self.q_norm, config.rms_norm_eps)
-            k = rms_norm(qk[:, :, heads:], self.k_norm, config.rms_norm_eps)
-            qk = torch.cat([q, k], dim=2)
-        qk = apply_rotary(qk, rotary)
-        q, k = qk[:, :, :heads], qk[:, :, heads:]
-        cache[context.write_slots] = torch.stack([k, v], dim=2).flatten(0, 1)
-        visible = cache.index_select(0, context.read_slots).view(rows, -1, 2, kv_heads, dim)
-        keys, values = visible.permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), keys, values, attn_mask=context.mask, enable_gqa=heads != kv_heads
-        )
-        return F.linear(out.transpose(1, 2).reshape(rows, queries, heads * dim), self.o, self.o_bias)
+            q = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
+            qk = torch.cat([q, rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)], dim=1)
+        qkv[:, : heads + kv_heads] = apply_rotary(qk, rotary)
+        cache.flatten(1, 2).index_copy_(1, context.write_slots, qkv[:, heads:].transpose(0, 1))
+        # Query heads of one key head become further queries of it: [kv_heads, N, group * Q, dim].
+        q = qkv[:, :heads].view(rows, queries, kv_heads, group, dim).permute(2, 0, 3, 1, 4).flatten(2, 3)
+        keys, values = cache.index_select(1, context.read_pages).view(2, kv_heads, rows, -1, dim)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.grouped_mask(group))
+        out = out.reshape(kv_heads, rows, group, queries, dim).permute(1, 3, 0, 2, 4)
+        return self.o(out.reshape(-1, heads * dim))
 
 
 class MLP:
@@ -106,17 +113,20 @@ class MLP:
 
     def __init__(self, config: ModelConfig, weights: Checkpoint, prefix: str) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up = torch.cat([weights.take(f"{prefix}.{n}_proj.weight", inner, hidden) for n in ("gate", "up")])
-        self.down = weights.take(f"{prefix}.down_proj.weight", hidden, inner)
-        self.gate_up_bias: torch.Tensor | None = None
-        self.down_bias: torch.Tensor | None = None
-        if config.mlp_bias:
-            self.gate_up_bias = torch.cat([weights.take(f"{prefix}.{n}_proj.bias", inner) for n in ("gate", "up")])
-            self.down_bias = weights.take(f"{prefix}.down_proj.bias", hidden)
+        names = ("gate", "up")
+        self.gate_up = Linear(
+            [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in names],
+            [weights.take(f"{prefix}.{name}_proj.bias", inner) for name in names if config.mlp_bias],
+        )
+        self.down = Linear(
+            [weights.take(f"{prefix}.down_proj.weight", hidden, inner)],
+            [weights.take(f"{prefix}.down_proj.bias", hidden)] if config.mlp_bias else [],
+        )
+        self.inner = inner
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(x, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down, self.down_bias)
+        gate_up = self.gate_up(x)
+        return self.down(F.silu(gate_up[:, : self.inner]) * gate_up[:, self.inner :])
 
 
 class DecoderLayer:
@@ -130,9 +140,7 @@ class DecoderLayer:
         self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
         self.mlp = MLP(config, weights, f"{prefix}.mlp")
 
-    def __call__(
-        self, x: torch.Tensor, rotary: torch.Tensor, context: AttentionContext, cache: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: torch.Tensor) -> torch.Tensor:
         normed = x if self.input_norm is None else rms_norm(x, self.input_norm, self.eps)
         x = x + self.attention(normed, rotary, context, cache)
         return x + self.mlp(rms_norm(x, self.post_norm, self.eps))

@@ -118,7 +118,7 @@ def probabilities(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     best = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     if batch.temperature is None or batch.greedy is None:
         return best
-    logits = logits / torch.where(batch.greedy, 1.0, batch.temperature)
+    logits = heated(logits, torch.where(batch.greedy, 1.0, batch.temperature))
     if batch.top_k is not None:
         logits = _top_k(logits, batch.top_k)
     if batch.top_p is not None:
@@ -128,6 +128,11 @@ def probabilities(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         probs = torch.where(probs >= batch.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return torch.where(batch.greedy, best, probs)
+
+
+def heated(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Logits over the temperature, the best of each row at 0: then no temperature, however low, can overflow."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
 def _top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:

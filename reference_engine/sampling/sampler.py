@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from reference_engine.pool import RequestPool
 from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, probabilities, sample
@@ -66,7 +67,7 @@ class Window:
             if self.parents is not None:
                 on_path = self.ancestors[:, :, 1:].float() @ hot
             else:
-                on_path = torch.cat([torch.zeros_like(hot[:, :1]), hot.cumsum(1)], dim=1)
+                on_path = F.pad(hot.cumsum(1), (0, 0, 1, 0))
             output_counts = output_counts + on_path
         return History(prompt_counts, output_counts, num_output + steps)
 
