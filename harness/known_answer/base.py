@@ -73,6 +73,15 @@ class Target(ABC):
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:
         """Read one hidden row [hidden_size] of any dtype that was computed at `position` (0-based)."""
 
+    @abstractmethod
+    def prompt(self, length: int, seed: int, owner: int = 0) -> tuple[int, ...]:
+        """A seeded random prompt without EOS, from the alphabet of `owner` where the target has alphabets."""
+
+    def margin(self, tokens: Sequence[int]) -> float:
+        """How far (nats) the greedy choice after `tokens` leads."""
+        best = self.logprobs(tokens).topk(2).values
+        return float(best[0] - best[1])
+
     def next_token(self, tokens: Sequence[int]) -> int:
         """Greedy choice after `tokens`."""
         return int(self.logprobs(tokens).argmax())

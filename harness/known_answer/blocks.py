@@ -21,8 +21,8 @@ ROPE_THETA = 10_000.0
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 HIT = 128.0
 """Gate value of a table entry that fires; one that does not sits at or below -HIT, where SiLU is exactly 0."""
-SHARPNESS = 200.0
-"""Height A of the score peak of a lag head, in nats per rotary frequency: all but the peak underflow in float32."""
+SHARPNESS = 400.0
+"""Score of a lag head at its peak, in nats per rotary frequency that it uses: all but the peak underflow in float32."""
 
 Style = Literal["llama", "qwen2", "mimo"]
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mimo": "MiMoForCausalLM"}
@@ -41,7 +41,9 @@ class Shape:
     head_dim: int
 
 
-def base_config(shape: Shape, eos_token_id: int, dtype: torch.dtype, style: Style = "llama") -> Config:
+def base_config(
+    shape: Shape, eos_token_id: int, dtype: torch.dtype, style: Style = "llama", rope_theta: float = ROPE_THETA
+) -> Config:
     """`config.json` of a plain checkpoint."""
     config: Config = {
         "architectures": [ARCHITECTURES[style]],
@@ -55,7 +57,7 @@ def base_config(shape: Shape, eos_token_id: int, dtype: torch.dtype, style: Styl
         "head_dim": shape.head_dim,
         "max_position_embeddings": 2048,
         "rms_norm_eps": RMS_NORM_EPS,
-        "rope_theta": ROPE_THETA,
+        "rope_theta": rope_theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "bos_token_id": None,
@@ -101,6 +103,14 @@ class Entry:
     moves: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One linear unit of an MLP: the residual moves by `moves`, each amount times the value at row index `source`."""
+
+    source: int
+    moves: tuple[tuple[int, float], ...]
+
+
 def table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice, missing: float = 1.0) -> Weights:
     """A SwiGLU MLP that is a lookup table: unit u fires exactly when entry u applies. float64.
 
@@ -123,17 +133,33 @@ def table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice
     return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
 
 
-def lag_vectors(head_dim: int, distance: int) -> tuple[torch.Tensor, torch.Tensor]:
+def add_passages(
+    weights: Weights, prefix: str, first_unit: int, passages: Sequence[Passage], constant: tuple[int, float]
+) -> None:
+    """Set the units from `first_unit` on: a gate held open by the `constant` (row index, value) makes a unit linear."""
+    index, value = constant
+    for unit, passage in enumerate(passages, first_unit):
+        weights[f"{prefix}.gate_proj.weight"][unit, index] = HIT / value
+        weights[f"{prefix}.up_proj.weight"][unit, passage.source] = 1.0
+        for target, amount in passage.moves:
+            weights[f"{prefix}.down_proj.weight"][target, unit] += amount / HIT
+
+
+def lag_vectors(
+    head_dim: int, distance: int, rope_theta: float = ROPE_THETA, band: tuple[float, float] = (0.0, 1.0)
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Constant query and key, float64 [head_dim] each, whose rotary score peaks exactly `distance` positions back.
 
-    Rotate-half layout. The score at n - m = distance is SHARPNESS * head_dim / 2 nats; the factor sqrt(head_dim) in
-    the key undoes the softmax scale.
+    Rotate-half layout. Only rotary frequencies inside `band` (radians per position, ends included) are used: each adds
+    SHARPNESS * cos(frequency * (n - m - distance)) nats; the factor sqrt(head_dim) undoes the softmax scale. The
+    distance sits in the query, so heads of different distance can share their keys.
     """
     half = head_dim // 2
-    frequency = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
-    query = torch.cat([torch.ones(half, dtype=torch.float64), torch.zeros(half, dtype=torch.float64)])
+    frequency = rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    used = ((frequency >= band[0]) & (frequency <= band[1])).double()
     angle = frequency * distance
-    key = SHARPNESS * math.sqrt(head_dim) * torch.cat([angle.cos(), angle.sin()])
+    query = torch.cat([used * angle.cos(), -used * angle.sin()])
+    key = SHARPNESS * math.sqrt(head_dim) * torch.cat([used, torch.zeros_like(used)])
     return query, key
 
 

@@ -1,7 +1,8 @@
-"""Dense float64 forward passes, straight from a checkpoint's config and tensors: no cache, no batching, no paging.
+"""Dense forward passes, straight from a checkpoint's config and tensors: no cache, no batching, no paging.
 
 An independent witness of the closed forms, and the reference for checkpoints that have none. Everything takes whole
-sequences; row j sits at position j.
+sequences; row j sits at position j. Truth is float64; in a lower `dtype` every step is rounded as engines round it
+(norms and softmax in float32).
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ from harness.known_answer.base import Config, Weights
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
 
+def wide(rows: torch.Tensor) -> torch.Tensor:
+    """Rows in the precision in which engines compute norms and softmax."""
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps) * weight.double()
+    wider = wide(rows)
+    normed = wider * torch.rsqrt(wider.square().mean(-1, keepdim=True) + eps)
+    return normed.to(rows.dtype) * weight
 
 
 def rotate(heads: torch.Tensor, theta: float) -> torch.Tensor:
@@ -27,8 +35,9 @@ def rotate(heads: torch.Tensor, theta: float) -> torch.Tensor:
     rows, _, dim = heads.shape
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angle = torch.arange(rows, dtype=torch.float64)[:, None, None] * frequency
+    cos, sin = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
     first, second = heads[..., : dim // 2], heads[..., dim // 2 :]
-    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +46,21 @@ class Layers:
 
     config: Config
     weights: Weights
+    dtype: torch.dtype = torch.float64
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.weights[name].to(self.dtype)
 
     @property
     def eps(self) -> float:
         return float(self.config["rms_norm_eps"])
 
     def linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        bias = self.weights.get(f"{name}.bias")
-        out = rows @ self.weights[f"{name}.weight"].double().T
-        return out if bias is None else out + bias.double()
+        out = rows @ self.tensor(f"{name}.weight").T
+        return out + self.tensor(f"{name}.bias") if f"{name}.bias" in self.weights else out
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return rms_norm(rows, self.weights[f"{name}.weight"], self.eps)
+        return rms_norm(rows, self.tensor(f"{name}.weight"), self.eps)
 
     def attention(self, prefix: str, rows: torch.Tensor) -> torch.Tensor:
         """Causal self-attention of [n, width] rows."""
@@ -59,7 +71,7 @@ class Layers:
         query, key = rotate(query, theta), rotate(key, theta).repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim)
         visible = torch.ones(n, n, dtype=torch.bool).tril()
-        peaks = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        peaks = wide(scores).masked_fill(~visible, -torch.inf).softmax(-1).to(self.dtype)
         mixed = torch.einsum("hqk,khd->qhd", peaks, value.repeat_interleave(group, 1))
         return self.linear(f"{prefix}.o_proj", mixed.reshape(n, -1))
 
@@ -76,24 +88,26 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class TargetStates:
     """`entering[i]` is the residual that enters layer i (the last one leaves the last layer), `hidden` the final-norm
-    rows, both float64 [n, hidden_size]; `logprobs` float64 [n, V] is the law of the token after each row."""
+    rows, all [n, hidden_size]; `logprobs` [n, V] is the law of the token after each row."""
 
     entering: tuple[torch.Tensor, ...]
     hidden: torch.Tensor
     logprobs: torch.Tensor
 
 
-def target_states(config: Config, weights: Weights, tokens: Sequence[int]) -> TargetStates:
-    """Forward of a Llama or Qwen2 target over `tokens`."""
-    layers = Layers(config, weights)
-    rows = weights["model.embed_tokens.weight"][torch.tensor(tokens)].double()
+def target_states(
+    config: Config, weights: Weights, tokens: Sequence[int], dtype: torch.dtype = torch.float64
+) -> TargetStates:
+    """Forward of a Llama or Qwen2 target over `tokens`, computed in `dtype`."""
+    layers = Layers(config, weights, dtype)
+    rows = layers.tensor("model.embed_tokens.weight")[torch.tensor(tokens)]
     entering = [rows]
     for layer in range(int(config["num_hidden_layers"])):
         prefix = f"model.layers.{layer}"
         rows = layers.decoder(prefix, rows, layers.norm(f"{prefix}.input_layernorm", rows))
         entering.append(rows)
     hidden = layers.norm("model.norm", rows)
-    return TargetStates(tuple(entering), hidden, layers.linear("lm_head", hidden).log_softmax(-1))
+    return TargetStates(tuple(entering), hidden, wide(layers.linear("lm_head", hidden)).log_softmax(-1))
 
 
 def greedy(config: Config, weights: Weights, prompt: Sequence[int], n: int) -> tuple[int, ...]:

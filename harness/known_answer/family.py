@@ -10,6 +10,7 @@ import torch
 
 from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
+from harness.known_answer.census import CensusTarget
 from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -88,6 +89,26 @@ def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability
     return Family(name, target, drafters)
 
 
+def census(name: str, dtype: torch.dtype, *, perfect: bool = False, seed: int = 0) -> Family:
+    """Tokens that depend on the whole KV and on positions, in four alphabets of twelve. Drafters err after a sixth of
+    the tokens."""
+    target = CensusTarget(dtype=dtype, seed=seed)
+    alphabets = target.alphabets
+    errs_on = set() if perfect else {alphabet[place] for alphabet in alphabets.members for place in (2, 7)}
+    # One token of each alphabet is missing, so that of every pair at least one can be drafted.
+    outside = set() if perfect else {alphabet[4] for alphabet in alphabets.members}
+    draft_vocab = [token for token in range(target.vocab_size) if token not in outside]
+    followers = sum(len(alphabets.followers(token)) for token in range(target.vocab_size))
+    host = CensusTarget(dtype=dtype, seed=seed, num_layers=2, style="mimo", intermediate_size=followers)
+    drafters = {
+        "standalone": standalone.census(target, errs_on),
+        "eagle": eagle.CensusEagle(target, errs_on),
+        "eagle3": eagle3.CensusEagle3(target, errs_on, draft_vocab),
+        "mtp": mtp.CensusMtp(host, errs_on),
+    }
+    return Family(name, target, drafters)
+
+
 FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "walk": lambda dtype: walk("walk", dtype),
     "walk-perfect": lambda dtype: walk("walk-perfect", dtype, perfect=True),
@@ -95,6 +116,8 @@ FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "law": lambda dtype: law("law", dtype),
     "law-perfect": lambda dtype: law("law-perfect", dtype, perfect=True),
     "law-eos": lambda dtype: law("law-eos", dtype, eos_probability=0.02),
+    "census": lambda dtype: census("census", dtype),
+    "census-perfect": lambda dtype: census("census-perfect", dtype, perfect=True),
 }
 
 

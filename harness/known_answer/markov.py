@@ -156,6 +156,10 @@ class MarkovTarget(Target):
     def next_token(self, tokens: Sequence[int]) -> int:
         return self.successors[tokens[-1]]
 
+    def prompt(self, length: int, seed: int, owner: int = 0) -> tuple[int, ...]:  # noqa: ARG002
+        ordinary = [token for token in range(self.vocab_size) if token != self.eos_token_id]
+        return tuple(random.Random(seed).choices(ordinary, k=length))
+
     def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         rows = torch.zeros(len(tokens), self.shape.hidden_size, dtype=torch.float64)
         index = torch.arange(len(tokens))

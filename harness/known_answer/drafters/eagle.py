@@ -6,14 +6,17 @@ No input norm in the layer, no final norm; hidden + residual is the next feature
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Config, Drafter, Target, Weights
 from harness.known_answer.blocks import Entry, Shape
+from harness.known_answer.census import ROPE_THETA, SQUARED_NORM, CensusTarget
+from harness.known_answer.drafters import rows
 from harness.known_answer.drafters.pairs import PairTable, draft_pairs
+from harness.known_answer.drafters.rows import CensusRule
 from harness.known_answer.markov import MarkovTarget
 
 
@@ -50,6 +53,35 @@ class MarkovEagle(Drafter):
 
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         return draft_pairs(self.table, self._markov, tokens, k)
+
+
+class CensusEagle(Drafter):
+    """Draft row: see `rows`. The layer's attention fills in the histogram and the lagged token, its MLP the code."""
+
+    method = "EAGLE"
+
+    def __init__(self, target: CensusTarget, errs_on: Collection[int] = ()) -> None:
+        self.target = target
+        self.rule = CensusRule.build(target, errs_on)
+        shape = dataclasses.replace(target.shape, num_layers=1, intermediate_size=len(self.rule.pairs))
+        self.config = eagle_config(target, shape, target.dtype) | {"rope_theta": ROPE_THETA}
+        self.weights = blocks.stored(self._weights(shape), target.dtype)
+
+    def _weights(self, shape: Shape) -> Weights:
+        tokens, prefix = range(shape.vocab_size), "layers.0.self_attn"
+        attention = blocks.attention(prefix, shape)
+        rows.add_row_heads(attention, prefix, self.rule)
+        entries = rows.pair_entries(self.rule, tokens)
+        return {
+            "embed_tokens.weight": self.target.weights["model.embed_tokens.weight"].clone(),
+            "fc.weight": rows.merge_projection(self.rule, 0, shape.hidden_size, tokens, tokens),
+            **attention,
+            **blocks.table_mlp("layers.0.mlp", shape, entries, slice(0, shape.vocab_size)),
+            "layers.0.post_attention_layernorm.weight": blocks.norm(shape, SQUARED_NORM),
+        }
+
+    def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+        return self.rule.draft(tokens, k)
 
 
 def pair_entry(table: PairTable, codes: Sequence[int], pair: tuple[int, int]) -> Entry:

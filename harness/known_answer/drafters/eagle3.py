@@ -16,8 +16,22 @@ import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Config, Drafter, Target, Weights, require_history
-from harness.known_answer.blocks import Entry, Shape
+from harness.known_answer.blocks import Entry, Passage, Shape
+from harness.known_answer.census import (
+    BAND,
+    CONSTANTS,
+    LAG,
+    ROPE_THETA,
+    SQUARED_NORM,
+    USAGE,
+    CensusTarget,
+    Layout,
+    class_scores,
+    successor_scores,
+)
+from harness.known_answer.drafters import rows
 from harness.known_answer.drafters.pairs import PairTable
+from harness.known_answer.drafters.rows import CensusRule
 from harness.known_answer.markov import MarkovTarget, permutation
 
 AUX_LAYER_IDS = (1, 2, 3)
@@ -57,8 +71,7 @@ class MarkovEagle3(Drafter):
     method = "EAGLE3"
 
     def __init__(self, target: MarkovTarget, table: PairTable, draft_vocab: Sequence[int], seed: int = 3) -> None:
-        if target.shape.num_layers <= max(AUX_LAYER_IDS):
-            raise ValueError(f"num_layers={target.shape.num_layers}: must be above {max(AUX_LAYER_IDS)} for EAGLE3")
+        check_layers(target.shape)
         self.target, self.table, self._markov = target, table, target
         self.draft_vocab = tuple(draft_vocab)
         self.sigma = permutation(target.vocab_size, random.Random(seed))
@@ -135,3 +148,135 @@ def markov_eagle3(
     """A drafter that also errs wherever the right draft is not in `draft_vocab`."""
     outside = set(range(target.vocab_size)).difference(draft_vocab)
     return MarkovEagle3(target, pairs(target, errs_on, outside), draft_vocab)
+
+
+class CensusEagle3(Drafter):
+    """Feature: p, and (fed back) the histogram, kind, mark and stand-in of the row before, which the residual keeps.
+
+    Attention writes what is new into blocks of its own; the MLP, linear but for the pair table, puts it in place of
+    the old. `lm_head` reads the stand-in, the kind that the lagged token calls for, and the histogram.
+    """
+
+    method = "EAGLE3"
+
+    def __init__(
+        self, target: CensusTarget, errs_on: Collection[int] = (), draft_vocab: Sequence[int] | None = None
+    ) -> None:
+        check_layers(target.shape)
+        self.target, self._census = target, target
+        self.rule = CensusRule.build(target, errs_on, draft_vocab)
+        self.places = Places(target.layout)
+        self.units = len(self.rule.pairs) + len(self._passages())
+        shape = dataclasses.replace(target.shape, num_layers=1, intermediate_size=self.units)
+        config = eagle3_config(target, shape, target.dtype, len(self.rule.draft_vocab))
+        self.config = config | {"rope_theta": ROPE_THETA}
+        self.weights = blocks.stored(self._weights(shape), target.dtype)
+
+    def _weights(self, shape: Shape) -> Weights:
+        norm = blocks.norm(shape, SQUARED_NORM)
+        return {
+            "embed_tokens.weight": self.target.weights["model.embed_tokens.weight"].clone(),
+            "fc.weight": self._fc(shape.hidden_size),
+            **self._attention(shape),
+            **self._mlp(shape),
+            **{f"midlayer.{name}.weight": norm.clone() for name in MIDLAYER_NORMS},
+            "norm.weight": norm,
+            "lm_head.weight": self._head(shape.hidden_size),
+            **vocabulary_maps(shape.vocab_size, self.rule.draft_vocab),
+        }
+
+    def _fc(self, width: int) -> torch.Tensor:
+        layout, codes = self._census.layout, self._census.codes
+        fc = torch.zeros(width, 3 * width, dtype=torch.float64)
+        for part, (layer, share) in enumerate(zip(AUX_LAYER_IDS, AUX_SHARES, strict=True)):
+            for token in range(layout.vocab_size):
+                fc[self.places.fed + token, part * width + layout.code + codes[layer][token]] = share
+            for index in layout.constants:
+                fc[index, part * width + index] = share
+        return fc
+
+    def _attention(self, shape: Shape) -> Weights:
+        """KV head 0 holds what the fed row says (p, the kind it calls for, its mark), KV head 1 the embedding."""
+        prefix, size, dim, width = "midlayer.self_attn", shape.vocab_size, shape.head_dim, shape.hidden_size
+        weights, places = blocks.attention(prefix, shape, input_size=2 * width), self.places
+        back, key = blocks.lag_vectors(dim, LAG - 1, ROPE_THETA, BAND)
+        own, _ = blocks.lag_vectors(dim, 0, ROPE_THETA, BAND)
+        constant = self._census.layout.constants[-1]
+        # Query head 0 is uniform, 1 looks back, both over KV head 0; query head 2 looks at its own row, KV head 1.
+        q, k = weights[f"{prefix}.q_proj.weight"], weights[f"{prefix}.k_proj.weight"]
+        q[dim : 2 * dim, constant], q[2 * dim : 3 * dim, constant] = back / CONSTANTS[-1], own / CONSTANTS[-1]
+        k[:, constant] = key.repeat(shape.num_kv_heads) / CONSTANTS[-1]
+        v, o = weights[f"{prefix}.v_proj.weight"], weights[f"{prefix}.o_proj.weight"]
+        for token in range(size):
+            v[token, width + places.fed + token] = 1.0
+            v[size + self._census.alphabets.calls[token], width + places.fed + token] = 1.0
+            v[dim + token, token] = 1.0
+            o[places.new_histogram + token, token] = 1.0
+            o[places.current + token, 2 * dim + token] = 1.0
+        v[size + 2, width + places.mark] = 1.0
+        v[dim + size, constant] = 1 / CONSTANTS[-1]
+        for kind in (0, 1):
+            o[places.new_calls + kind, dim + size + kind] = 1.0
+        o[places.new_histogram + self.target.eos_token_id, dim + size + 2] = rows.ALARM
+        o[places.new_mark, 2 * dim + size] = 1.0
+        return weights
+
+    def _passages(self) -> list[Passage]:
+        places, size = self.places, self.target.vocab_size
+        renewed = [
+            *((places.new_histogram + token, places.histogram + token) for token in range(size)),
+            *((places.new_calls + kind, places.calls + kind) for kind in (0, 1)),
+            (places.new_mark, places.mark),
+        ]
+        passages = []
+        for new, old in renewed:
+            passages += [Passage(old, ((old, -1.0),)), Passage(new, ((new, -1.0), (old, 1.0)))]
+        for token in range(size):
+            here, fed = places.current + token, places.fed + token
+            old, decoy = places.stand_in + token, places.stand_in + self.rule.decoy[token]
+            passages += [Passage(fed, ((fed, -1.0),)), Passage(old, ((old, -1.0),))]
+            passages.append(Passage(here, ((here, -1.0), (fed, 1.0), (decoy, 1.0))))
+        return passages
+
+    def _mlp(self, shape: Shape) -> Weights:
+        places, entries = self.places, []
+        for before, token in self.rule.pairs:
+            wrong, right = self.rule.decoy[token], self.rule.meaning[token]
+            moves = ((places.stand_in + wrong, -1.0), (places.stand_in + right, 1.0))
+            entries.append(Entry((places.current + token, places.fed + before), moves))
+        anchor = slice(places.current, places.current + shape.vocab_size)
+        weights = blocks.table_mlp("midlayer.mlp", shape, entries, anchor, missing=min(AUX_SHARES))
+        constant = self._census.layout.constants[-1], CONSTANTS[-1]
+        blocks.add_passages(weights, "midlayer.mlp", len(entries), self._passages(), constant)
+        return weights
+
+    def _head(self, width: int) -> torch.Tensor:
+        alphabets, places, size = self._census.alphabets, self.places, self.target.vocab_size
+        head = torch.zeros(size, width, dtype=torch.float64)
+        head[:, places.stand_in : places.stand_in + size] = successor_scores(alphabets, range(size))
+        head[:, places.histogram : places.histogram + size] = -USAGE * torch.eye(size, dtype=torch.float64)
+        for kind in (0, 1):
+            head[:, places.calls + kind] = class_scores(alphabets)[:, alphabets.calls.index(kind)]
+        return head[list(self.rule.draft_vocab)]
+
+    def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+        return self.rule.draft(tokens, k)
+
+
+MIDLAYER_NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+
+
+class Places:
+    """Where the parts of a census feature lie: what is fed back, and what attention adds anew in each step."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.current, self.histogram, self.new_histogram = layout.current, layout.histogram, layout.lagged
+        self.stand_in, self.fed = layout.code, layout.previous
+        self.mark, self.new_mark = layout.mark, layout.fed_mark
+        self.calls, self.new_calls = layout.spare, layout.spare + 2
+
+
+def check_layers(shape: Shape) -> None:
+    """Raise ValueError unless the target has layers enough for three auxiliary states."""
+    if shape.num_layers <= max(AUX_LAYER_IDS):
+        raise ValueError(f"num_layers={shape.num_layers}: must be above {max(AUX_LAYER_IDS)} for EAGLE3")

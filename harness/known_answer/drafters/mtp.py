@@ -8,15 +8,18 @@ past L steps the last layer goes on at the following positions, feeding its own 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 
 from harness.known_answer import blocks
-from harness.known_answer.base import Drafter, Weights
+from harness.known_answer.base import Config, Drafter, Weights
 from harness.known_answer.blocks import Entry, Shape
+from harness.known_answer.census import SQUARED_NORM, CensusTarget
+from harness.known_answer.drafters import rows
 from harness.known_answer.drafters.pairs import PairTable, draft_pairs
+from harness.known_answer.drafters.rows import CensusRule
 from harness.known_answer.markov import MarkovTarget, permutation
 
 CONFIGURATION = '''"""Configuration of the checkpoint beside it: Qwen2 with multi-token-prediction layers."""
@@ -38,11 +41,25 @@ def write_configuration(directory: Path) -> None:
     (directory / "configuration_mimo.py").write_text(CONFIGURATION, encoding="utf-8")
 
 
-def mtp_config(target: MarkovTarget, num_layers: int) -> dict[str, object]:
-    return target.config | {
+def mtp_config(target_config: Config, num_layers: int) -> Config:
+    return target_config | {
         "num_nextn_predict_layers": num_layers,
         "auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"},
     }
+
+
+def check_host(style: str, num_layers: int) -> None:
+    """Raise ValueError unless the target can hold MTP layers."""
+    if style != "mimo":
+        raise ValueError(f"style={style!r}: an MTP target must be built with style='mimo'")
+    if num_layers < 1:
+        raise ValueError(f"num_layers={num_layers}: must be at least 1")
+
+
+def layer_labels(vocab_size: int, num_layers: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Label of each token in the rows that layer i is fed; in the target's rows it is the token itself."""
+    rng = random.Random(seed)
+    return (tuple(range(vocab_size)), *(permutation(vocab_size, rng) for _ in range(num_layers - 1)))
 
 
 class MarkovMtp(Drafter):
@@ -55,15 +72,10 @@ class MarkovMtp(Drafter):
     method = "MTP"
 
     def __init__(self, target: MarkovTarget, table: PairTable, num_layers: int = 1, seed: int = 2) -> None:
-        if target.style != "mimo":
-            raise ValueError(f"style={target.style!r}: an MTP target must be built with style='mimo'")
-        if num_layers < 1:
-            raise ValueError(f"num_layers={num_layers}: must be at least 1")
+        check_host(target.style, num_layers)
         self.target, self.table, self.num_layers, self._markov = target, table, num_layers, target
-        rng = random.Random(seed)
-        identity = tuple(range(target.vocab_size))
-        self.labels = (identity, *(permutation(target.vocab_size, rng) for _ in range(num_layers - 1)))
-        self.config = mtp_config(target, num_layers)
+        self.labels = layer_labels(target.vocab_size, num_layers, seed)
+        self.config = mtp_config(target.config, num_layers)
         self.weights = dict(target.weights)
         for layer in range(num_layers):
             self.weights |= blocks.stored(self._layer(layer), target.dtype)
@@ -93,6 +105,42 @@ class MarkovMtp(Drafter):
 
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         return draft_pairs(self.table, self._markov, tokens, k)
+
+    def write(self, directory: Path) -> None:
+        super().write(directory)
+        write_configuration(directory)
+
+
+class CensusMtp(Drafter):
+    """Draft rows as in `rows`, the current token under the label of its layer (see `MarkovMtp`)."""
+
+    method = "MTP"
+
+    def __init__(self, target: CensusTarget, errs_on: Collection[int] = (), num_layers: int = 1, seed: int = 2) -> None:
+        check_host(target.style, num_layers)
+        self.target, self.num_layers = target, num_layers
+        self.rule = CensusRule.build(target, errs_on)
+        self.labels = layer_labels(target.vocab_size, num_layers, seed)
+        self.config = mtp_config(target.config, num_layers)
+        self.weights = dict(target.weights)
+        for layer in range(num_layers):
+            self.weights |= blocks.stored(self._layer(layer, target.shape), target.dtype)
+
+    def _layer(self, layer: int, shape: Shape) -> Weights:
+        prefix = f"model.mtp_layers.{layer}"
+        read, write = self.labels[layer], self.labels[min(layer + 1, self.num_layers - 1)]
+        attention = blocks.attention(f"{prefix}.self_attn", shape, bias=True)
+        rows.add_row_heads(attention, f"{prefix}.self_attn", self.rule, marked=self.num_layers == 1)
+        entries = rows.pair_entries(self.rule, write)
+        return {
+            f"{prefix}.input_proj.weight": rows.merge_projection(self.rule, shape.hidden_size, 0, read, write),
+            **attention,
+            **blocks.table_mlp(f"{prefix}.mlp", shape, entries, slice(0, shape.vocab_size)),
+            **{f"{prefix}.{name}.weight": blocks.norm(shape, SQUARED_NORM) for name in NORMS},
+        }
+
+    def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+        return self.rule.draft(tokens, k, self.num_layers)
 
     def write(self, directory: Path) -> None:
         super().write(directory)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from harness.known_answer.base import require_history
 from harness.known_answer.markov import MarkovTarget
 
@@ -74,9 +72,3 @@ def draft_pairs(table: PairTable, target: MarkovTarget, tokens: Sequence[int], k
         token = target.successors[read]
         drafts.append(token)
     return tuple(drafts)
-
-
-def draft_law(target: MarkovTarget, token: int) -> torch.Tensor:
-    """Log probabilities, float64 [V], that a drafter sharing the target's `lm_head` gives after taking `token` for the
-    current one."""
-    return target.log_law[:, token]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from harness.known_answer.base import Drafter, Target
+from harness.known_answer.census import CensusTarget, erring_meaning
 from harness.known_answer.drafters.pairs import impostor
 from harness.known_answer.markov import MarkovTarget
 
@@ -34,3 +35,8 @@ def markov(target: MarkovTarget, errs_on: Collection[int] = (), noise: float = 0
     law = (target.law[:, columns] + jitter).log_softmax(0)
     model = MarkovTarget(law, eos_token_id=target.eos_token_id, dtype=target.dtype, num_layers=1, seed=seed)
     return StandaloneDrafter(target, model)
+
+
+def census(target: CensusTarget, errs_on: Collection[int] = ()) -> StandaloneDrafter:
+    """A one-layer census model of its own, which takes a token in `errs_on` for another one."""
+    return StandaloneDrafter(target, target.variant(erring_meaning(target.alphabets, errs_on)))

@@ -1,0 +1,337 @@
+"""Census targets: every hidden row tells its token, the histogram of the KV it saw, the token a fixed distance back and
+whose request it belongs to; the next token depends on all of these.
+
+A row is `[current token | histogram | lagged token | code | previous token | marks | constants]`, blocks of width V.
+One head attends uniformly and yields the histogram; another peaks `LAG` positions back and copies that token (the first
+one where there are fewer). Tokens form alphabets, one per owner, and are of two kinds. Each token has two successors of
+each kind: the lagged token calls for a kind, and of that pair the one used less so far follows (the first on a tie).
+
+The constants dominate the norm of a row, so that it hardly depends on the histogram.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from harness.known_answer import blocks
+from harness.known_answer.base import Reading, Target, Weights
+from harness.known_answer.blocks import Entry, Shape, Style
+from harness.known_answer.markov import EOS_TOKEN_ID, permutation
+
+HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS = 256, 64, 4, 2
+LAG = 8
+ROPE_THETA = 100.0
+BAND = (0.27, 0.49)
+"""Rotary frequencies of the lag heads. With five of them the score falls all the way from distance LAG to 0 (so that
+short prompts give the first token) and comes nowhere within 7% of its peak again up to distance 2047."""
+CONSTANTS = (63.0, 11.0, 2.0)
+"""With two ones the squared norm of a row is 4096, sixteen per element: nothing is rounded in bfloat16."""
+SQUARED_NORM = 4096.0
+BARRED = 16.0
+"""How far (nats) a token falls that is not a successor, or not of the kind that is called for."""
+USAGE = 16.0
+"""How far (nats) a token falls per share of the history that it makes up."""
+TIE = 1 / 600
+"""Share by which the second of a pair is held back: half a count at 300 tokens, where both kinds of gap are equal."""
+SHARES_ROUNDING = 2.0**-7
+"""How far the shares of a bfloat16 histogram may sum from 1 by rounding alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a row lie; V is the width of a block."""
+
+    vocab_size: int
+
+    def block(self, number: int) -> slice:
+        return slice(number * self.vocab_size, (number + 1) * self.vocab_size)
+
+    @property
+    def current(self) -> int:
+        return 0
+
+    @property
+    def histogram(self) -> int:
+        return self.vocab_size
+
+    @property
+    def lagged(self) -> int:
+        return 2 * self.vocab_size
+
+    @property
+    def code(self) -> int:
+        return 3 * self.vocab_size
+
+    @property
+    def previous(self) -> int:
+        return 4 * self.vocab_size
+
+    @property
+    def mark(self) -> int:
+        """1 in the output rows of a drafter, 0 in those of the target."""
+        return 5 * self.vocab_size
+
+    @property
+    def fed_mark(self) -> int:
+        """The mark of the row that a drafter was fed."""
+        return self.mark + 1
+
+    @property
+    def spare(self) -> int:
+        """First of four unused indices."""
+        return self.mark + 2
+
+    @property
+    def constants(self) -> range:
+        return range(HIDDEN_SIZE - len(CONSTANTS), HIDDEN_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabets:
+    """`members[owner]` are the tokens of an owner, `owner[token]` its owner (None for EOS).
+
+    `successors[token][kind]` is the pair of tokens of that kind that may follow. Which kind follows is told by
+    `calls[lagged token]`. The two of a pair call for different kinds, so the sequence of kinds never settles.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    owner: tuple[int | None, ...]
+    kind: tuple[int, ...]
+    calls: tuple[int, ...]
+    successors: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+    @classmethod
+    def build(cls, owners: int, size: int, eos_token_id: int, seed: int) -> Alphabets:
+        """Deal the tokens out in turn, then lay a seeded regular graph over each alphabet: every token has as many
+        predecessors as successors. `size` must be a multiple of 4 and 8 or more, else ValueError."""
+        if size < 8 or size % 4:
+            raise ValueError(f"alphabet_size={size}: must be a multiple of 4 and at least 8")
+        tokens = [token for token in range(owners * size + 1) if token != eos_token_id]
+        members = tuple(tuple(tokens[owner::owners]) for owner in range(owners))
+        total = len(tokens) + 1
+        owner_of: list[int | None] = [None] * total
+        kind, calls, successors = [0] * total, [0] * total, [((0, 0), (0, 0))] * total
+        rng = random.Random(seed)
+        for owner, alphabet in enumerate(members):
+            order = rng.sample(alphabet, size)
+            for place, token in enumerate(order):
+                owner_of[token], kind[token], calls[token] = owner, place % 2, place // 2 % 2
+            for token, pairs in _regular_graph(order, rng).items():
+                successors[token] = pairs
+        successors[eos_token_id] = successors[members[0][0]]
+        return cls(members, tuple(owner_of), tuple(kind), tuple(calls), tuple(successors))
+
+    def followers(self, token: int) -> frozenset[int]:
+        return frozenset(self.successors[token][0] + self.successors[token][1])
+
+
+def _regular_graph(order: Sequence[int], rng: random.Random) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
+    """Successor pairs of each token of one alphabet. `order[4 j + 2 call + kind]` is token j of its kind and call."""
+    turns = len(order) // 4
+    # A step other than 0 within each group keeps a token from following itself.
+    steps = {(here, there): rng.randrange(1, turns) for here in range(4) for there in range(4)}
+    graph = {}
+    for place, token in enumerate(order):
+        turn, here = divmod(place, 4)
+        pairs = []
+        for kind in (0, 1):
+            pair = [order[4 * ((turn + steps[here, 2 * call + kind]) % turns) + 2 * call + kind] for call in (0, 1)]
+            rng.shuffle(pair)
+            pairs.append((pair[0], pair[1]))
+        graph[token] = (pairs[0], pairs[1])
+    return graph
+
+
+class CensusTarget(Target):
+    """A census checkpoint. `meaning[t]` names the token whose successors follow t (t itself unless told otherwise).
+
+    The vocabulary has `owners * alphabet_size + 1` tokens, at most 50 (ValueError otherwise). The layers before the
+    last move the code block, as in a Markov target; the last one holds both heads.
+    """
+
+    def __init__(
+        self,
+        *,
+        owners: int = 4,
+        alphabet_size: int = 12,
+        eos_token_id: int = EOS_TOKEN_ID,
+        dtype: torch.dtype = torch.float32,
+        num_layers: int = 4,
+        seed: int = 0,
+        style: Style = "llama",
+        meaning: Sequence[int] | None = None,
+        intermediate_size: int = 0,
+    ) -> None:
+        vocab_size = owners * alphabet_size + 1
+        if vocab_size > 50:
+            raise ValueError(f"owners={owners}, alphabet_size={alphabet_size}: at most 49 tokens besides EOS fit")
+        self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed)
+        self.layout, self.dtype, self.style, self.seed = Layout(vocab_size), dtype, style, seed
+        self.meaning = tuple(meaning) if meaning is not None else tuple(range(vocab_size))
+        rng = random.Random(seed + 1)
+        self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers))
+        self.shape = Shape(
+            vocab_size=vocab_size,
+            hidden_size=HIDDEN_SIZE,
+            intermediate_size=max(vocab_size, intermediate_size),
+            num_layers=num_layers,
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+        )
+        self.config = blocks.base_config(self.shape, eos_token_id, dtype, style, ROPE_THETA)
+        self.weights = blocks.stored(self._weights(), dtype)
+        self.head = self.weights["lm_head.weight"].double()
+        self._norm = self.weights["model.norm.weight"].double()
+
+    @property
+    def final_codes(self) -> tuple[int, ...]:
+        return self.codes[-1]
+
+    def variant(self, meaning: Sequence[int]) -> CensusTarget:
+        """A one-layer model that takes token t for `meaning[t]` when it looks for successors."""
+        owners, size = len(self.alphabets.members), len(self.alphabets.members[0])
+        return CensusTarget(
+            owners=owners,
+            alphabet_size=size,
+            eos_token_id=self.eos_token_id,
+            dtype=self.dtype,
+            num_layers=1,
+            seed=self.seed,
+            meaning=meaning,
+        )
+
+    def _weights(self) -> Weights:
+        shape, layout = self.shape, self.layout
+        size, tokens = shape.vocab_size, torch.arange(shape.vocab_size)
+        embed = torch.zeros(size, HIDDEN_SIZE, dtype=torch.float64)
+        embed[tokens, layout.current + tokens] = 1.0
+        embed[tokens, layout.code + torch.tensor(self.codes[0])] = 1.0
+        embed[:, list(layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        head = torch.zeros(size, HIDDEN_SIZE, dtype=torch.float64)
+        head[:, [layout.code + code for code in self.codes[-1]]] = successor_scores(self.alphabets, self.meaning)
+        head[:, layout.block(2)] = class_scores(self.alphabets)
+        head[:, layout.block(1)] = -USAGE * torch.eye(size, dtype=torch.float64)
+        # Tokens in even use stand near 0, where bfloat16 logits are finest.
+        head[:, layout.constants[-1]] = USAGE / len(self.alphabets.members[0]) / CONSTANTS[-1]
+        norm = blocks.norm(shape, SQUARED_NORM)
+        weights = {"model.embed_tokens.weight": embed, "model.norm.weight": norm, "lm_head.weight": head}
+        for layer in range(shape.num_layers):
+            prefix = f"model.layers.{layer}"
+            entries = [] if layer == shape.num_layers - 1 else self._code_moves(layer)
+            weights |= blocks.attention(f"{prefix}.self_attn", shape, bias=self.style != "llama")
+            weights |= blocks.table_mlp(f"{prefix}.mlp", shape, entries, layout.block(0))
+            weights[f"{prefix}.input_layernorm.weight"] = norm.clone()
+            weights[f"{prefix}.post_attention_layernorm.weight"] = norm.clone()
+        add_census_heads(weights, f"{prefix}.self_attn", layout, layout.current, LAG)
+        return weights
+
+    def _code_moves(self, layer: int) -> list[Entry]:
+        start = self.layout.code
+        return [
+            Entry((token, start + before), ((start + before, -1.0), (start + after, 1.0)))
+            for token, (before, after) in enumerate(zip(self.codes[layer], self.codes[layer + 1], strict=True))
+        ]
+
+    def row(self, code_token: int, lag_token: int, counts: Counter[int], current: int) -> torch.Tensor:
+        """Residual that leaves the last layer, float64 [hidden_size], before the final norm."""
+        row, layout = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout
+        total = sum(counts.values())
+        row[layout.current + current] = 1.0
+        row[layout.code + self.final_codes[code_token]] = 1.0
+        row[layout.lagged + lag_token] = 1.0
+        for token, count in counts.items():
+            row[layout.histogram + token] = count / total
+        row[list(layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        return row
+
+    def _final_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
+        row = self.row(tokens[-1], tokens[max(0, len(tokens) - 1 - LAG)], counts, tokens[-1])
+        scale: torch.Tensor = (row.square().mean() + blocks.RMS_NORM_EPS).rsqrt()
+        return row * scale * self._norm
+
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        logits: torch.Tensor = self.head @ self._final_row(tokens, Counter(tokens))
+        return logits.log_softmax(0)
+
+    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+        counts: Counter[int] = Counter()
+        rows = []
+        for place, token in enumerate(tokens):
+            counts[token] += 1
+            rows.append(self._final_row(tokens[: place + 1], counts))
+        return torch.stack(rows)
+
+    def decode_row(self, row: torch.Tensor, position: int) -> Reading:
+        """The constants of the row give its scale; the histogram is read in counts over `position + 1` tokens. What
+        bfloat16 attention weights lose alike at every token is made good first, as far as rounding explains it."""
+        row, layout = row.double(), self.layout
+        row = row * (CONSTANTS[0] / row[layout.constants[0]])
+        token = int(row[layout.block(0)].argmax())
+        lagged = int(row[layout.block(2)].argmax())
+        shares = row[layout.block(1)]
+        if abs(float(shares.sum()) - 1) < SHARES_ROUNDING:
+            shares = shares / shares.sum()
+        counts = shares * (position + 1)
+        whole = {value: int(count) for value, count in enumerate(counts.round()) if count.round() != 0}
+        ones = torch.stack([row[layout.current + token], row[layout.lagged + lagged]])
+        error = max(float((counts - counts.round()).abs().max()), float((ones - 1).abs().max()))
+        return Reading(token=token, counts=whole, lagged=lagged, owner=self.alphabets.owner[token], error=error)
+
+    def prompt(self, length: int, seed: int, owner: int = 0) -> tuple[int, ...]:
+        alphabet = self.alphabets.members[owner % len(self.alphabets.members)]
+        return tuple(random.Random(seed).choices(alphabet, k=length))
+
+
+def successor_scores(alphabets: Alphabets, meaning: Sequence[int]) -> torch.Tensor:
+    """Logits float64 [V next, V current]: successors stand at 0, the second of a pair a little lower, others barred."""
+    size = len(meaning)
+    scores = torch.full((size, size), -BARRED, dtype=torch.float64)
+    for token, stand_in in enumerate(meaning):
+        for first, second in alphabets.successors[stand_in]:
+            scores[first, token], scores[second, token] = 0.0, -USAGE * TIE
+    return scores
+
+
+def class_scores(alphabets: Alphabets) -> torch.Tensor:
+    """Logits float64 [V next, V lagged]: tokens of a kind that the lagged one does not call for are barred, and EOS."""
+    kind, calls = torch.tensor(alphabets.kind), torch.tensor(alphabets.calls)
+    scores = -BARRED * (kind[:, None] != calls[None, :]).double()
+    scores[[token for token, owner in enumerate(alphabets.owner) if owner is None]] = -BARRED
+    return scores
+
+
+def add_census_heads(weights: Weights, prefix: str, layout: Layout, source: int, distance: int) -> None:
+    """Set query heads 0 (uniform) and 2 (lag) of an attention block that reads exact rows.
+
+    Both copy the one-hot block that starts at `source`, the first into the histogram, the second into the lagged block.
+    Queries and keys come from the biases where there are any, else from the last constant of the row.
+    """
+    constant = layout.constants[-1]
+    query, key = blocks.lag_vectors(HEAD_DIM, distance, ROPE_THETA, BAND)
+    group = NUM_HEADS // NUM_KV_HEADS
+    if f"{prefix}.q_proj.bias" in weights:
+        weights[f"{prefix}.q_proj.bias"][group * HEAD_DIM : (group + 1) * HEAD_DIM] = query
+        weights[f"{prefix}.k_proj.bias"][HEAD_DIM : 2 * HEAD_DIM] = key
+    else:
+        weights[f"{prefix}.q_proj.weight"][group * HEAD_DIM : (group + 1) * HEAD_DIM, constant] = query / CONSTANTS[-1]
+        weights[f"{prefix}.k_proj.weight"][HEAD_DIM : 2 * HEAD_DIM, constant] = key / CONSTANTS[-1]
+    for token in range(layout.vocab_size):
+        for head, block in ((0, layout.histogram), (1, layout.lagged)):
+            weights[f"{prefix}.v_proj.weight"][head * HEAD_DIM + token, source + token] = 1.0
+            weights[f"{prefix}.o_proj.weight"][block + token, head * group * HEAD_DIM + token] = 1.0
+
+
+def erring_meaning(alphabets: Alphabets, errs_on: Collection[int]) -> tuple[int, ...]:
+    """For each token itself, or, where a drafter errs, the token of its alphabet that shares fewest successors."""
+
+    def stand_in(token: int) -> int:
+        others = [other for other in alphabets.members[alphabets.owner[token] or 0] if other != token]
+        return min(others, key=lambda other: len(alphabets.followers(other) & alphabets.followers(token)))
+
+    return tuple(stand_in(token) if token in errs_on else token for token in range(len(alphabets.owner)))
