@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from harness import contract
@@ -67,7 +67,9 @@ class ReferenceEngine:
         )
 
     def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
-        for request in requests:
+        for position, request in enumerate(requests):
+            if any(request.request_id == other.request_id for other in requests[:position]):
+                raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
             self._refuse(request)
         recorder = _Recorder(self.engine, requests)
         stats = self.engine.processor.stats
@@ -107,7 +109,8 @@ class ReferenceEngine:
                 spec=config.spec,
                 dtype=config.dtype,
                 device=config.device,
-                context_length=config.context_length,
+                # Under overlap scheduling a request may have run past its context already.
+                context_length=max(config.context_length, whole),
                 page_size=config.page_size,
                 max_running=1,
                 chunk_size=max(whole, 1),
@@ -284,14 +287,18 @@ def _verify(processed: ProcessedResult) -> VerifyTrace:
 
 
 def _ledger(engine: LLMEngine) -> PageLedger:
-    held = {request.owner: tuple(request.pages) for request in engine.scheduler.running}
+    """The engine counts its pages from 1 (0 is the null page, which nobody owns), a ledger from 0."""
+
+    def from_0(pages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(page - 1 for page in pages)
+
     allocator = engine.allocator
     return PageLedger(
         total=allocator.num_pages,
-        free=allocator.free_pages(),
-        held=held,
-        cached=allocator.cached_pages(),
-        shared=allocator.shared_pages(),
+        free=from_0(allocator.free_pages()),
+        held={request.owner: from_0(request.pages) for request in engine.scheduler.running},
+        cached=from_0(allocator.cached_pages()),
+        shared=from_0(allocator.shared_pages()),
     )
 
 

@@ -23,8 +23,8 @@ class CustomDrafter(Drafter):
             raise ValueError(f"topk={config.spec.topk}: CUSTOM drafts chains only; use topk=1")
         if config.spec.draft_sample_method != "greedy":
             raise ValueError(
-                f"draft_sample_method={config.spec.draft_sample_method!r}: a script draws from no law that verification "
-                "could weigh; CUSTOM must use 'greedy'"
+                f"draft_sample_method={config.spec.draft_sample_method!r}: a script draws from no law that "
+                "verification could weigh; CUSTOM must use 'greedy'"
             )
         self.script = config.spec.script
         self.num_drafts = config.spec.num_draft_tokens - 1
