@@ -119,7 +119,7 @@ class LLMEngine:
                 self._aborted.append(self.processor.describe(state))
         self._retire(self._live.get(request_id, []))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self) -> StepOutput:
         """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
         self._step = step = StepOutput(outputs=self._aborted)

@@ -92,6 +92,8 @@ def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accep
     parents = window.parents
     if sampling.all_greedy:
         choice = adjusted.argmax(-1)
+        if drafts.shape[1] == 0:
+            return Verdict(choice, torch.ones_like(choice[:, 0]), torch.zeros_like(choice))
         if parents is None:
             return verify_chain_greedy(drafts, choice)
         return verify_tree_greedy(drafts, parents, choice, max_accept_len)
