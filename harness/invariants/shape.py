@@ -21,7 +21,10 @@ INTEGERS = ("int32", "int64")
     needs={"propose"},
 )
 def shape_1(run: Run) -> list[Violation]:
-    """`facts` is judged (what `propose` really returned) as well as the copy, which later checks read."""
+    """`facts` is judged (what `propose` really returned) as well as the copy, which later checks read.
+
+    Where the setup pads batches, what was returned may have the rows of the padded batch instead; the copy may not.
+    """
     out = []
     for step in run.steps:
         if step.propose is not None:
@@ -32,6 +35,11 @@ def shape_1(run: Run) -> list[Violation]:
     return out
 
 
+def padded(run: Run, rows: int) -> int:
+    """The rows that a batch is padded to: its bucket, or none."""
+    return min((bucket for bucket in run.setup.batch_buckets if bucket >= rows), default=rows)
+
+
 def _propose_flaws(run: Run, propose: ProposeTrace) -> list[tuple[str, object, object]]:
     rows, k, width = len(propose.request_ids), propose.k, propose.sampled_width
     most = run.setup.drafter.num_draft_tokens - 1 if run.setup.drafter is not None else None
@@ -39,7 +47,7 @@ def _propose_flaws(run: Run, propose: ProposeTrace) -> list[tuple[str, object, o
         return [("k lies outside what the setup allows", f"0..{most}", k)]
     out: list[tuple[str, object, object]] = []
     given = f"propose given {rows} rows of width {width}, k = {k}"
-    if tuple(propose.facts.shape) != (rows, k):
+    if tuple(propose.facts.shape) not in ((rows, k), (padded(run, rows), k)):
         out.append((f"{given}: wrong shape returned", (rows, k), tuple(propose.facts.shape)))
     if propose.facts.dtype not in INTEGERS:
         out.append((f"{given}: wrong dtype returned", " or ".join(INTEGERS), propose.facts.dtype))

@@ -47,6 +47,14 @@ def test_shape_1_is_red_for_every_other_shape_of_k_1(shape: tuple[int, ...]) -> 
     )
 
 
+@pytest.mark.parametrize(("rows", "fine"), [(1, False), (2, True), (3, False), (4, True), (8, False)])
+def test_shape_1_lets_propose_return_the_padded_batch(rows: int, fine: bool) -> None:
+    run = good_run()
+    run = replace(run, setup=replace(run.setup, batch_buckets=(1, 4, 8)))
+    wide = step(1, "propose", facts=TensorFacts.of(torch.zeros(rows, K, dtype=torch.int64)))(run)
+    assert (shape_1(wide) == []) == fine
+
+
 SHAPES: list[tuple[str, Corruption, str]] = [
     ("width passed through", proposal(torch.zeros(2, K + 1, dtype=torch.int64)), "wrong shape"),
     ("floats", proposal(torch.zeros(2, K)), "wrong dtype"),
