@@ -3,7 +3,6 @@ belongs to a token (hidden row, logprob) is cut with it."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +51,7 @@ class Detokenizer:
             width *= 2
         before, after = self.text(token_ids[-width:-1]) or "", self.text(token_ids[-width:]) or ""
         # A character whose last byte has just come was a replacement character before.
-        old = len(os.path.commonprefix([before, after]))
+        old = len(before.rstrip("\ufffd"))
         starts = [after.find(s, max(old - len(s) + 1, 0)) for s in stop]
         found = [start for start in starts if start >= 0]
         return len(self.text(token_ids) or "") - len(after) + min(found) if found else -1
@@ -66,6 +65,7 @@ class OutputProcessor:
         self.detokenizer = detokenizer
         self.stats = SpecStats(accepted_per_position=[0] * num_steps)
 
+    @torch.inference_mode(False)  # what is delivered are ordinary tensors, the user's to write to
     def process(self, result: StepResult) -> list[RequestOutput]:
         batch = result.batch
         emitted, counts = result.emitted.tolist(), result.counts.tolist()
@@ -104,17 +104,18 @@ class OutputProcessor:
         return tokens
 
     def _finish_reason(self, request: RequestState, token: int) -> FinishReason | None:
-        """A stop wins over the length cap when one token reaches both."""
-        params = request.sampling
-        count = len(request.output_token_ids)
+        """A stop wins over the length cap when one token reaches both. What stops a request is not part of its text."""
+        params, output = request.sampling, request.output_token_ids
+        count = len(output)
         # The sampler masks stop ids before min_new_tokens; a stop string may come up and does not count then.
-        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
-            return "stop"
         if params.stop and count > params.min_new_tokens:
-            position = self.detokenizer.stop_position(request.output_token_ids, params.stop)
+            position = self.detokenizer.stop_position(output, params.stop)
             if position >= 0:
-                request.text = (self.detokenizer.text(request.output_token_ids) or "")[:position]
+                request.text = (self.detokenizer.text(output) or "")[:position]
                 return "stop"
+        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+            request.text = self.detokenizer.text(output[:-1])
+            return "stop"
         return "length" if count >= params.max_new_tokens else None
 
     def finish(self, request: RequestState, reason: FinishReason) -> None:
