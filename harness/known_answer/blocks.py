@@ -105,7 +105,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One linear unit of an MLP: the residual moves by `moves`, each amount times the value at row index `source`."""
+    """A linear move: the residual changes by `moves`, each amount times the value at row index `source`."""
 
     source: int
     moves: tuple[tuple[int, float], ...]
@@ -123,14 +123,20 @@ def table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice
     gate = torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=torch.float64)
     up, down = torch.zeros_like(gate), torch.zeros_like(gate).T.contiguous()
     slope = 2 * HIT / missing
-    for unit, entry in enumerate(entries):
-        gate[unit, anchor] -= slope * len(entry.when) - HIT
-        for index in entry.when:
-            gate[unit, index] += slope
-        up[unit, entry.when[0]] = 1.0
-        for index, amount in entry.moves:
-            down[index, unit] += amount / HIT
+    widths = torch.tensor([len(entry.when) for entry in entries], dtype=torch.float64)
+    gate[: len(entries), anchor] = (HIT - slope * widths)[:, None]
+    add_at(gate, [(unit, index, slope) for unit, entry in enumerate(entries) for index in entry.when])
+    add_at(up, [(unit, entry.when[0], 1.0) for unit, entry in enumerate(entries)])
+    add_at(down, [(index, unit, by / HIT) for unit, entry in enumerate(entries) for index, by in entry.moves])
     return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
+
+
+def add_at(matrix: torch.Tensor, terms: Sequence[tuple[int, int, float]]) -> None:
+    """Add (row, column, amount) terms in place; terms at the same place add up."""
+    if terms:
+        rows, columns, amounts = zip(*terms, strict=True)
+        values = torch.tensor(amounts, dtype=matrix.dtype)
+        matrix.index_put_((torch.tensor(rows), torch.tensor(columns)), values, accumulate=True)
 
 
 def add_passages(
@@ -138,11 +144,11 @@ def add_passages(
 ) -> None:
     """Set the units from `first_unit` on: a gate held open by the `constant` (row index, value) makes a unit linear."""
     index, value = constant
-    for unit, passage in enumerate(passages, first_unit):
-        weights[f"{prefix}.gate_proj.weight"][unit, index] = HIT / value
-        weights[f"{prefix}.up_proj.weight"][unit, passage.source] = 1.0
-        for target, amount in passage.moves:
-            weights[f"{prefix}.down_proj.weight"][target, unit] += amount / HIT
+    numbered = list(enumerate(passages, first_unit))
+    add_at(weights[f"{prefix}.gate_proj.weight"], [(unit, index, HIT / value) for unit, _ in numbered])
+    add_at(weights[f"{prefix}.up_proj.weight"], [(unit, passage.source, 1.0) for unit, passage in numbered])
+    moves = [(target, unit, by / HIT) for unit, passage in numbered for target, by in passage.moves]
+    add_at(weights[f"{prefix}.down_proj.weight"], moves)
 
 
 def lag_vectors(
@@ -161,6 +167,47 @@ def lag_vectors(
     query = torch.cat([used * angle.cos(), -used * angle.sin()])
     key = SHARPNESS * math.sqrt(head_dim) * torch.cat([used, torch.zeros_like(used)])
     return query, key
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Columns of an attention input whose sum is always `value`."""
+
+    columns: slice
+    value: float = 1.0
+
+
+def add_own_row_heads(
+    weights: Weights,
+    prefix: str,
+    shape: Shape,
+    passages: Sequence[Passage],
+    query_constant: Constant,
+    key_constant: Constant | None = None,
+    *,
+    rope_theta: float = ROPE_THETA,
+    band: tuple[float, float] = (0.0, 1.0),
+) -> None:
+    """Set heads that look at nothing but their own row and make `passages` through it, at most one per KV dimension.
+
+    Queries and keys come from the biases where there are any, else from the constants of the row. Every query head
+    looks at its own row; the first of each group writes.
+    """
+    query, key = lag_vectors(shape.head_dim, 0, rope_theta, band)
+    for name, vector, constant in (("q", query, query_constant), ("k", key, key_constant or query_constant)):
+        heads = shape.num_heads if name == "q" else shape.num_kv_heads
+        if f"{prefix}.{name}_proj.bias" in weights:
+            weights[f"{prefix}.{name}_proj.bias"][:] = vector.repeat(heads)
+        else:
+            columns = vector.repeat(heads)[:, None] / constant.value
+            weights[f"{prefix}.{name}_proj.weight"][:, constant.columns] = columns
+    group = shape.num_heads // shape.num_kv_heads
+    add_at(weights[f"{prefix}.v_proj.weight"], [(value, p.source, 1.0) for value, p in enumerate(passages)])
+    writes = []
+    for value, passage in enumerate(passages):
+        head, offset = divmod(value, shape.head_dim)
+        writes += [(row, head * group * shape.head_dim + offset, by) for row, by in passage.moves]
+    add_at(weights[f"{prefix}.o_proj.weight"], writes)
 
 
 def stored(weights: Weights, dtype: torch.dtype) -> Weights:

@@ -20,8 +20,8 @@ import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Reading, Target, Weights
-from harness.known_answer.blocks import Entry, Shape, Style
-from harness.known_answer.markov import EOS_TOKEN_ID, permutation
+from harness.known_answer.blocks import Constant, Entry, Passage, Shape, Style
+from harness.known_answer.markov import EOS_TOKEN_ID, code_move, permutation
 
 HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS = 256, 64, 4, 2
 LAG = 8
@@ -150,8 +150,8 @@ def _regular_graph(order: Sequence[int], rng: random.Random) -> dict[int, tuple[
 class CensusTarget(Target):
     """A census checkpoint. `meaning[t]` names the token whose successors follow t (t itself unless told otherwise).
 
-    The vocabulary has `owners * alphabet_size + 1` tokens, at most 50 (ValueError otherwise). The layers before the
-    last move the code block, as in a Markov target; the last one holds both heads.
+    The vocabulary has `owners * alphabet_size + 1` tokens, at most 50 (ValueError otherwise). Every layer moves the
+    code block, as in a Markov target, but in the last one attention does something else: it holds both heads.
     """
 
     def __init__(
@@ -174,7 +174,8 @@ class CensusTarget(Target):
         self.layout, self.dtype, self.style, self.seed = Layout(vocab_size), dtype, style, seed
         self.meaning = tuple(meaning) if meaning is not None else tuple(range(vocab_size))
         rng = random.Random(seed + 1)
-        self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers))
+        self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers + 1))
+        self._halfway = (*(permutation(vocab_size, rng) for _ in range(num_layers - 1)), self.codes[-2])
         self.shape = Shape(
             vocab_size=vocab_size,
             hidden_size=HIDDEN_SIZE,
@@ -187,7 +188,7 @@ class CensusTarget(Target):
         self.config = blocks.base_config(self.shape, eos_token_id, dtype, style, ROPE_THETA)
         self.weights = blocks.stored(self._weights(), dtype)
         self.head = self.weights["lm_head.weight"].double()
-        self._norm = self.weights["model.norm.weight"].double()
+        self._norm = self.weights["model.norm.weight"][0].double()
 
     @property
     def final_codes(self) -> tuple[int, ...]:
@@ -223,37 +224,48 @@ class CensusTarget(Target):
         weights = {"model.embed_tokens.weight": embed, "model.norm.weight": norm, "lm_head.weight": head}
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}"
-            entries = [] if layer == shape.num_layers - 1 else self._code_moves(layer)
-            weights |= blocks.attention(f"{prefix}.self_attn", shape, bias=self.style != "llama")
-            weights |= blocks.table_mlp(f"{prefix}.mlp", shape, entries, layout.block(0))
+            weights |= self._attention(f"{prefix}.self_attn", layer)
+            weights |= blocks.table_mlp(f"{prefix}.mlp", shape, self._code_entries(layer), layout.block(0))
             weights[f"{prefix}.input_layernorm.weight"] = norm.clone()
             weights[f"{prefix}.post_attention_layernorm.weight"] = norm.clone()
-        add_census_heads(weights, f"{prefix}.self_attn", layout, layout.current, LAG)
         return weights
 
-    def _code_moves(self, layer: int) -> list[Entry]:
-        start = self.layout.code
+    def _attention(self, prefix: str, layer: int) -> Weights:
+        weights = blocks.attention(prefix, self.shape, bias=self.style != "llama")
+        if layer == self.shape.num_layers - 1:
+            add_census_heads(weights, prefix, self.layout, self.layout.current, LAG)
+            return weights
+        start, moves = self.layout.code, zip(self.codes[layer], self._halfway[layer], strict=True)
+        passages = [Passage(token, code_move(start, before, after)) for token, (before, after) in enumerate(moves)]
+        constant = Constant(slice(self.layout.constants[-1], HIDDEN_SIZE), CONSTANTS[-1])
+        blocks.add_own_row_heads(weights, prefix, self.shape, passages, constant, rope_theta=ROPE_THETA, band=BAND)
+        return weights
+
+    def _code_entries(self, layer: int) -> list[Entry]:
+        start, moves = self.layout.code, zip(self._halfway[layer], self.codes[layer + 1], strict=True)
         return [
-            Entry((token, start + before), ((start + before, -1.0), (start + after, 1.0)))
-            for token, (before, after) in enumerate(zip(self.codes[layer], self.codes[layer + 1], strict=True))
+            Entry((token, start + before), code_move(start, before, after))
+            for token, (before, after) in enumerate(moves)
         ]
 
-    def row(self, code_token: int, lag_token: int, counts: Counter[int], current: int) -> torch.Tensor:
-        """Residual that leaves the last layer, float64 [hidden_size], before the final norm."""
-        row, layout = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout
-        total = sum(counts.values())
-        row[layout.current + current] = 1.0
-        row[layout.code + self.final_codes[code_token]] = 1.0
-        row[layout.lagged + lag_token] = 1.0
-        for token, count in counts.items():
-            row[layout.histogram + token] = count / total
-        row[list(layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
-        return row
-
     def _final_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
-        row = self.row(tokens[-1], tokens[max(0, len(tokens) - 1 - LAG)], counts, tokens[-1])
-        scale: torch.Tensor = (row.square().mean() + blocks.RMS_NORM_EPS).rsqrt()
-        return row * scale * self._norm
+        """Final-norm row of the last token, float64 [hidden_size]; `counts` are those of `tokens`."""
+        row, layout, token = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout, tokens[-1]
+        row[layout.current + token] = 1.0
+        row[layout.code + self.codes[-2][token]] = 1.0
+        row[layout.lagged + tokens[max(0, len(tokens) - 1 - LAG)]] = 1.0
+        for other, count in counts.items():
+            row[layout.histogram + other] = count / len(tokens)
+        row[list(layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        # The norm before the last MLP is no longer exact: gate and up both carry its scale.
+        moved = self._scale(row).square()
+        row[layout.code + self.codes[-2][token]] -= moved
+        row[layout.code + self.codes[-1][token]] += moved
+        return row * self._scale(row)
+
+    def _scale(self, row: torch.Tensor) -> torch.Tensor:
+        """What a norm multiplies the row by: 1 for a squared norm of SQUARED_NORM."""
+        return self._norm * (row.square().mean() + blocks.RMS_NORM_EPS).rsqrt()
 
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         logits: torch.Tensor = self.head @ self._final_row(tokens, Counter(tokens))

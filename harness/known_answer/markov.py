@@ -1,8 +1,9 @@
 """Markov targets: the law of the next token depends on the current token alone, and is ours to choose.
 
-Rows are `[token t | code of t]`, two one-hot blocks of width V. Layer i moves the code from one permutation of the
-vocabulary to the next (its MLP is a lookup table), attention adds nothing, and `lm_head` reads the code: column
-`V + code(t)` holds `log P(. | t)`. So every layer must have run, and the residual entering each layer is different.
+Rows are `[token t | code of t]`, two one-hot blocks of width V. Each layer moves the code from one permutation of the
+vocabulary to another, first by its attention (whose heads look at their own row), then by its MLP (a lookup table), and
+`lm_head` reads the code: column `V + code(t)` holds `log P(. | t)`. So every tensor of every layer matters, and the
+residual entering each layer is different.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Reading, Target, Weights
-from harness.known_answer.blocks import Entry, Shape, Style
+from harness.known_answer.blocks import Constant, Entry, Passage, Shape, Style
 
 EOS_TOKEN_ID = 2
 NEVER = -30.0
@@ -45,8 +46,7 @@ def walk_law(successors: Sequence[int], seed: int) -> torch.Tensor:
     for token, successor in enumerate(successors):
         others = [other for other in range(vocab_size) if other != successor]
         random.Random(seed * vocab_size + token).shuffle(others)
-        for rank, other in enumerate(others):
-            law[other, token] = -10.0 - rank / 8
+        law[others, token] = -10.0 - torch.arange(vocab_size - 1, dtype=torch.float64) / 8
         law[successor, token] = 0.0
     return law.log_softmax(0)
 
@@ -81,6 +81,11 @@ def permutation(size: int, rng: random.Random) -> tuple[int, ...]:
     return tuple(order)
 
 
+def code_move(start: int, before: int, after: int) -> tuple[tuple[int, float], tuple[int, float]]:
+    """Moves that turn one one-hot code into another in the block that begins at `start`."""
+    return (start + before, -1.0), (start + after, 1.0)
+
+
 class MarkovTarget(Target):
     """A checkpoint whose next-token law is `law` [V next, V current] (log probabilities), as stored in `dtype`.
 
@@ -105,6 +110,7 @@ class MarkovTarget(Target):
         self.law, self.dtype, self.style = law, dtype, style
         rng = random.Random(seed)
         self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers + 1))
+        self._halfway = tuple(permutation(vocab_size, rng) for _ in range(num_layers))
         width = 2 * vocab_size
         self.shape = Shape(
             vocab_size=vocab_size,
@@ -138,13 +144,16 @@ class MarkovTarget(Target):
         head = torch.zeros(size, shape.hidden_size, dtype=torch.float64)
         head[:, size + torch.tensor(self.codes[-1])] = self.law
         weights = {"model.embed_tokens.weight": embed, "model.norm.weight": blocks.norm(shape), "lm_head.weight": head}
-        for layer, (before, after) in enumerate(zip(self.codes, self.codes[1:], strict=False)):
-            prefix = f"model.layers.{layer}"
+        for layer, halfway in enumerate(self._halfway):
+            prefix, before, after = f"model.layers.{layer}", self.codes[layer], self.codes[layer + 1]
+            passages = [Passage(token, code_move(size, before[token], halfway[token])) for token in range(size)]
             entries = [
-                Entry((token, size + before[token]), ((size + before[token], -1.0), (size + after[token], 1.0)))
+                Entry((token, size + halfway[token]), code_move(size, halfway[token], after[token]))
                 for token in range(size)
             ]
-            weights |= blocks.attention(f"{prefix}.self_attn", shape, bias=self.style != "llama")
+            attention = blocks.attention(f"{prefix}.self_attn", shape, bias=self.style != "llama")
+            blocks.add_own_row_heads(attention, f"{prefix}.self_attn", shape, passages, Constant(slice(0, size)))
+            weights |= attention
             weights |= blocks.table_mlp(f"{prefix}.mlp", shape, entries, slice(0, size))
             weights[f"{prefix}.input_layernorm.weight"] = blocks.norm(shape)
             weights[f"{prefix}.post_attention_layernorm.weight"] = blocks.norm(shape)

@@ -12,12 +12,12 @@ import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Config, Drafter, Target, Weights
-from harness.known_answer.blocks import Entry, Shape
+from harness.known_answer.blocks import Constant, Entry, Passage, Shape
 from harness.known_answer.census import ROPE_THETA, SQUARED_NORM, CensusTarget
 from harness.known_answer.drafters import rows
 from harness.known_answer.drafters.pairs import PairTable, draft_pairs
 from harness.known_answer.drafters.rows import CensusRule
-from harness.known_answer.markov import MarkovTarget
+from harness.known_answer.markov import MarkovTarget, code_move
 
 
 def eagle_config(target: Target, shape: Shape, dtype: torch.dtype) -> Config:
@@ -26,7 +26,7 @@ def eagle_config(target: Target, shape: Shape, dtype: torch.dtype) -> Config:
 
 
 class MarkovEagle(Drafter):
-    """Draft row: `[x | code of the decoy of p]`; the MLP moves it to the row of z."""
+    """Draft row: `[x | p]`. Attention turns p into the code of its decoy, the MLP the whole into the row of z."""
 
     method = "EAGLE"
 
@@ -41,12 +41,12 @@ class MarkovEagle(Drafter):
         fc = torch.zeros(shape.hidden_size, 2 * shape.hidden_size, dtype=torch.float64)
         for token in range(size):
             fc[token, token] = 1.0
-            fc[size + codes[self.table.decoy[token]], shape.hidden_size + token] = 1.0
+            fc[size + token, shape.hidden_size + token] = 1.0
         entries = [pair_entry(self.table, codes, pair) for pair in self.table.meaning]
         return {
             "embed_tokens.weight": self.target.weights["model.embed_tokens.weight"].clone(),
             "fc.weight": fc,
-            **blocks.attention("layers.0.self_attn", shape),
+            **decoy_attention("layers.0.self_attn", shape, self.table, codes),
             **blocks.table_mlp("layers.0.mlp", shape, entries, slice(0, size)),
             "layers.0.post_attention_layernorm.weight": blocks.norm(shape),
         }
@@ -82,6 +82,17 @@ class CensusEagle(Drafter):
 
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         return self.rule.draft(tokens, k)
+
+
+def decoy_attention(
+    prefix: str, shape: Shape, table: PairTable, codes: Sequence[int], *, bias: bool = False
+) -> Weights:
+    """Attention whose heads look at their own row and turn p, in the second block, into the code of its decoy."""
+    size = shape.vocab_size
+    passages = [Passage(size + token, code_move(size, token, codes[table.decoy[token]])) for token in range(size)]
+    weights = blocks.attention(prefix, shape, bias=bias)
+    blocks.add_own_row_heads(weights, prefix, shape, passages, Constant(slice(0, size)))
+    return weights
 
 
 def pair_entry(table: PairTable, codes: Sequence[int], pair: tuple[int, int]) -> Entry:

@@ -16,7 +16,7 @@ import torch
 
 from harness.known_answer import blocks
 from harness.known_answer.base import Config, Drafter, Target, Weights, require_history
-from harness.known_answer.blocks import Entry, Passage, Shape
+from harness.known_answer.blocks import Constant, Entry, Passage, Shape
 from harness.known_answer.census import (
     BAND,
     CONSTANTS,
@@ -95,7 +95,7 @@ class MarkovEagle3(Drafter):
         return {
             "embed_tokens.weight": target.weights["model.embed_tokens.weight"].clone(),
             "fc.weight": fc,
-            **own_row_attention("midlayer.self_attn", shape),
+            **embedding_attention("midlayer.self_attn", shape),
             **blocks.table_mlp("midlayer.mlp", shape, entries, slice(0, size), missing=min(AUX_SHARES)),
             "midlayer.input_layernorm.weight": blocks.norm(shape),
             "midlayer.hidden_norm.weight": blocks.norm(shape, 1.0),
@@ -124,21 +124,14 @@ class MarkovEagle3(Drafter):
         return tuple(drafts)
 
 
-def own_row_attention(prefix: str, shape: Shape) -> Weights:
+def embedding_attention(prefix: str, shape: Shape) -> Weights:
     """Attention over `cat(embedding, feature)` whose heads look at their own row and add the embedding's token block.
-
-    KV head g carries tokens g * head_dim and up; the first query head of each group writes them to the residual.
-    """
+    Queries come from the feature, keys from the embedding."""
     weights = blocks.attention(prefix, shape, input_size=2 * shape.hidden_size)
-    query, key = blocks.lag_vectors(shape.head_dim, 0)
-    size, dim, group = shape.vocab_size, shape.head_dim, shape.num_heads // shape.num_kv_heads
-    # Exactly one entry of the token block is 1: equal columns make a constant.
-    weights[f"{prefix}.q_proj.weight"][:, :size] = query.repeat(shape.num_heads)[:, None]
-    weights[f"{prefix}.k_proj.weight"][:, :size] = key.repeat(shape.num_kv_heads)[:, None]
-    for token in range(size):
-        head, offset = divmod(token, dim)
-        weights[f"{prefix}.v_proj.weight"][token, token] = 1.0
-        weights[f"{prefix}.o_proj.weight"][token, head * group * dim + offset] = 1.0
+    size, width = shape.vocab_size, shape.hidden_size
+    passages = [Passage(token, ((token, 1.0),)) for token in range(size)]
+    feature = Constant(slice(width + size, width + 2 * size))
+    blocks.add_own_row_heads(weights, prefix, shape, passages, feature, Constant(slice(0, size)))
     return weights
 
 

@@ -18,6 +18,7 @@ from harness.known_answer.base import Config, Drafter, Weights
 from harness.known_answer.blocks import Entry, Shape
 from harness.known_answer.census import SQUARED_NORM, CensusTarget
 from harness.known_answer.drafters import rows
+from harness.known_answer.drafters.eagle import decoy_attention
 from harness.known_answer.drafters.pairs import PairTable, draft_pairs
 from harness.known_answer.drafters.rows import CensusRule
 from harness.known_answer.markov import MarkovTarget, permutation
@@ -63,7 +64,8 @@ def layer_labels(vocab_size: int, num_layers: int, seed: int) -> tuple[tuple[int
 
 
 class MarkovMtp(Drafter):
-    """Draft row of layer i: `[label of x | code of the decoy of p]`; the MLP moves it to `[label of z | code of z]`.
+    """Draft row of layer i: `[label of x | p]`. Attention turns p into the code of its decoy, the MLP the whole into
+    `[label of z | code of z]`.
 
     The labels are permutations: layer i reads those of layer i-1 (layer 0: the tokens themselves, as the target writes
     them), so a step that runs the wrong layer drafts a wrong token. The last layer reads its own as well.
@@ -86,12 +88,12 @@ class MarkovMtp(Drafter):
         codes = self._markov.final_codes
         proj = torch.zeros(shape.hidden_size, 2 * shape.hidden_size, dtype=torch.float64)
         for token in range(size):
-            proj[size + codes[self.table.decoy[token]], read[token]] = 1.0
+            proj[size + token, read[token]] = 1.0
             proj[write[token], shape.hidden_size + token] = 1.0
         entries = [self._entry(pair, write, shape) for pair in self.table.meaning]
         return {
             f"{prefix}.input_proj.weight": proj,
-            **blocks.attention(f"{prefix}.self_attn", shape, bias=True),
+            **decoy_attention(f"{prefix}.self_attn", shape, self.table, codes, bias=True),
             **blocks.table_mlp(f"{prefix}.mlp", shape, entries, slice(0, size)),
             **{f"{prefix}.{name}.weight": blocks.norm(shape) for name in NORMS},
         }
