@@ -304,6 +304,14 @@ def test_scribbling_finds_rows_delivered_wrong_because_of_it() -> None:
     assert_red(scribble(run), "ALIAS-2", "hidden row differs", request_id="b", row=7)
 
 
+def test_scribbling_leaves_nonsense_to_the_count() -> None:
+    nonsense: Any = "row"
+    run = delta(1, "b", decode_hidden=(nonsense,))(good_run())
+    scribbler = Scribbler()
+    scribbler(run.steps[1])
+    assert scribbler.finish() == []
+
+
 def test_scribbling_writes_to_inference_tensors() -> None:
     with torch.inference_mode():
         row = torch.zeros(WIDTH)

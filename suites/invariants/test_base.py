@@ -24,7 +24,7 @@ from harness.invariants import (
     state_2,
 )
 
-from .builders import completion, good_run
+from .builders import completion, good_run, step
 
 CATALOGUE = {
     *("COUNT-1", "COUNT-2", "SHAPE-1", "SHAPE-2", "ALIAS-1", "ALIAS-2", "FINISH-1", "FINISH-2", "EQUAL-1", "EQUAL-2"),
@@ -125,6 +125,16 @@ def test_nonsense_in_a_completion_is_a_violation_of_every_check_that_reads_it(fi
     assert any(f"completion.{field}" in violation.message and violation.request_id == "b" for violation in count_1(run))
     for violation in count_1(run):
         assert re.search(r"^  where: ", violation.render(), re.MULTILINE)
+
+
+def test_things_that_are_no_completions_or_deltas_are_violations() -> None:
+    thing: Any = {"token_ids": (1, 2)}
+    number: Any = 3
+    [violation] = count_1(replace(good_run(), completions=(*good_run().completions, thing)))
+    assert "not a completion" in violation.message
+    for nonsense in (thing, replace(good_run().steps[1].deltas[0], decode_hidden=(number,))):
+        found = count_1(step(1, deltas=lambda s: (nonsense, *s.deltas[1:]))(good_run()))  # noqa: B023
+        assert [v.step for v in found if "not a Delta" in v.message] == [1]
 
 
 def _without(run: Run) -> Run:

@@ -51,6 +51,18 @@ DIFFERENT: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("prompt usage", completion("b", usage=Usage(4, 6)), "usage.prompt_tokens differs", {"expected": 5}),
     ("hidden", hidden_off(1, 0.1), "hidden row differs", {"row": 6, "position": 6}),
     ("NaN", hidden_off(1, float("nan")), "hidden row differs", {"row": 6}),
+    (
+        "fewer hidden rows",
+        completion("b", hidden_states=lambda d: HiddenStates(d.hidden_states.prefill, ())),
+        "hidden rows differ in number",
+        {"expected": 10, "got": 5},
+    ),
+    (
+        "narrow rows",
+        completion("b", hidden_states=HiddenStates(torch.zeros(5, 3), (torch.zeros(3),) * 5)),
+        "hidden rows differ in width",
+        {"row": 0, "expected": (18,), "got": (3,)},
+    ),
     ("logprob", logprob_off(3, logprob=-0.4), "logprobs differ", {"row": 3, "position": 8}),
     ("NaN logprob", logprob_off(3, logprob=float("nan")), "logprobs differ", {"row": 3}),
     ("rank", logprob_off(3, rank=2), "logprobs differ", {"row": 3}),
@@ -84,6 +96,7 @@ def test_ties_may_be_listed_and_ranked_either_way() -> None:
     assert same_logprob_row(LogprobRow(3, -2.0, 3, ((4, -2.0), (5, -2.0))), tied, 1e-5)
     assert not same_logprob_row(LogprobRow(3, -2.0, 1, ((3, -2.0), (5, -2.3))), tied, 1e-5)
     assert not same_logprob_row(LogprobRow(3, -2.0, 1, ((3, -2.0),)), tied, 1e-5)
+    assert not same_logprob_row(LogprobRow(4, -2.0, 1, ((3, -2.0), (4, -2.0))), tied, 1e-5)
     assert not same_logprob_row(None, tied, 1e-5)
 
 

@@ -146,5 +146,9 @@ def test_shape_2_reads_the_vocabulary_of_the_target(tmp_path: Path) -> None:
 def test_shape_2_is_red_for_a_trace_that_cannot_be_read() -> None:
     run = step(2, "verify", accept_lens=(1,))(good_run())
     assert_red(shape_2(run, VOCAB), "SHAPE-2", "accept_lens must be 2 integers", step=2)
+    floats = step(2, "verify", draft_token_ids=torch.zeros(2, 3))(good_run())
+    assert_red(shape_2(floats, VOCAB), "SHAPE-2", "draft_token_ids must be [2", step=2)
+    marks = step(2, "verify", discarded=(False,))(good_run())
+    assert_red(shape_2(marks, VOCAB), "SHAPE-2", "discarded must have 2", step=2)
     wide = step(2, "verify", num_draft_tokens=7)(good_run())
     assert_red(shape_2(wide, VOCAB), "SHAPE-2", "num_draft_tokens - 1 wide", step=2, expected=6, got=3)

@@ -64,6 +64,7 @@ BROKEN: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ),
     ("rejected rows kept", edited("target_kv", lambda kv: torch.cat([kv, kv[:2]])), "target_kv has not", {"step": 1}),
     ("no draft KV", snapshot(1, "b", draft_kv=None), "draft_kv has not", {"got": "None"}),
+    ("fed too little", edited("draft_input_ids", lambda ids: ids[:-1]), "draft_input_ids has not", {"got": [6]}),
     ("fed id", edited("draft_input_ids", put((5,), 3)), "draft_input_ids", {"position": 5, "got": "[0] 3"}),
     ("fed row", edited("draft_features", put((1,), 0.5)), "draft_features", {"position": 1, "origin": None}),
     (

@@ -102,6 +102,7 @@ def test_rare_bins_are_merged_and_nothing_is_lost() -> None:
     seen, due = merge(observed, law * 100)
     assert (due >= MIN_EXPECTED).all()
     assert (seen.sum(), due.sum()) == (100, pytest.approx(100))
+    assert merge(np.array([3, 3, 4]), np.array([3.0, 3.0, 4.0]))[1].tolist() == [10.0]
     assert merge(np.array([1, 1]), np.array([1.0, 1.0]))[0].tolist() == [2]
 
 
