@@ -11,8 +11,9 @@ import torch
 
 from harness.contract import HiddenStates, LogprobRow, Run, StepTrace, TensorFacts
 from harness.invariants import Misuse, Scribbler, Violation, alias_1, alias_2, alias_2_scribbled
+from harness.invariants.scribble import canary
 
-from .builders import WIDTH, Corruption, assert_red, both, completion, delta, good_run, name_row, rows, step
+from .builders import WIDTH, Corruption, assert_red, both, completion, delta, good_run, name_row, request, rows, step
 
 
 def decode_rows(change: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], HiddenStates]:
@@ -120,6 +121,12 @@ def test_alias_1_decodes_rows_for_the_message() -> None:
     assert violation.expected == name_row(rows((4, 5, 6, 7, 8, 11, 10, 5))[7])
     assert violation.got == name_row(FOREIGN[7])
     assert violation.origin == f"this is row 7 of request 'a'; it says: {name_row(FOREIGN[7])}"
+
+
+def test_alias_1_looks_for_the_origin_in_the_same_request_first() -> None:
+    twins = good_run([request("a", (4, 5, 6)), request("b", (4, 5, 6))], {"a": [4, 4], "b": [4, 4]})
+    [violation] = alias_1(completion("b", hidden_states=decode_rows(lambda r: [r[1], *r[1:]]))(twins), rows)
+    assert violation.origin == "this is row 4 of the same request or row 4 of request 'a'"
 
 
 def test_alias_1_lets_the_decoder_decide_where_values_are_coarse() -> None:
@@ -253,6 +260,13 @@ def test_scribbling_overwrites_and_keeps_clones() -> None:
     assert scribbler.hidden_states(("z", 0)) is None
 
 
+def test_canaries_are_exact_in_every_dtype_and_differ() -> None:
+    values = torch.tensor([canary(number) for number in range(10_240)], dtype=torch.float64)
+    assert torch.equal(values.bfloat16().double(), values)
+    assert len(set(values.tolist())) == 10_240
+    assert float(values.max()) < -3e4
+
+
 def test_scribbling_finds_results_that_share_memory_within_a_step() -> None:
     found = scribble(shared_object(good_run()))
     assert_red(found, "ALIAS-2", "overwriting one result changed another", request_id="a", step=1)
@@ -272,7 +286,9 @@ def test_scribbling_finds_a_later_step_that_reuses_a_delivered_buffer() -> None:
         if number == 3:
             run.steps[1].deltas[1].decode_hidden[0].copy_(trace.deltas[0].decode_hidden[0])
 
-    assert_red(scribble(run, reuse), "ALIAS-2", "a later step changed a result", request_id="b", step=3)
+    found = scribble(run, reuse)
+    assert_red(found, "ALIAS-2", "a later step changed a result", request_id="b", step=3)
+    assert len(found) == 1
 
 
 def test_scribbling_finds_a_result_that_cannot_be_written() -> None:

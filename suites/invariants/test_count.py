@@ -161,8 +161,18 @@ def test_count_2_blocks_is_red(corrupt: Corruption, says: str, where: dict[str, 
 def test_count_2_blocks_without_a_trace_sees_blocks_that_never_arrived() -> None:
     run = replace(good_run(), steps=())
     assert count_2_blocks(run) == []
+    cut = completion("a", token_ids=lambda d: d.token_ids[:6])(run)
+    assert count_2_blocks(cut) == []
     lost = completion("a", token_ids=lambda d: d.token_ids[:5])(run)
     assert_red(count_2_blocks(lost), "COUNT-2", "never reached the user", request_id="a", got=5)
+
+
+def test_an_abort_may_drop_one_block_on_its_way_and_not_two() -> None:
+    aborted = completion("a", finish_reason="abort")
+    assert count_2_blocks(both(lose_last_block, aborted)(good_run())) == []
+    gone = {"token_ids": (), "decode_hidden": (), "logprobs": ()}
+    both_lost = both(lose_last_block, delta(2, "a", **gone), aborted)(good_run())
+    assert_red(count_2_blocks(both_lost), "COUNT-2", "never delivered", request_id="a", step=2)
 
 
 def test_count_2_blocks_follows_blocks_that_arrive_a_step_late() -> None:

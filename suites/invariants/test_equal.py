@@ -118,6 +118,7 @@ SWERVED = completion("b", token_ids=(11, 10, 5, 12, 0, 3), text="lkfmad", finish
 def test_equal_1_forgives_a_first_difference_inside_the_noise_and_what_follows_it() -> None:
     run = SWERVED(good_run())
     assert equal_1(run, good_run(), replay(0.125), noise=0.25) == []
+    assert equal_1(run, good_run(), replay(0.25), noise=0.25) == []
     assert_red(equal_1(run, good_run(), replay(0.5), noise=0.25), "EQUAL-1", "0.5 below", request_id="b", row=4, got=0)
 
 

@@ -62,6 +62,12 @@ STOPS: list[tuple[str, Corruption, str, dict[str, Any]]] = [
         "more tokens than the context",
         {"row": 5, "expected": "at most 5"},
     ),
+    (
+        "not quite full",
+        lambda run: replace(ended(B[:4], "length")(run), setup=replace(run.setup, context_length=11)),
+        "there was room for more",
+        {"got": 4},
+    ),
     ("nothing", ended((), "stop", ""), "finished without a token", {}),
     ("abort", ended(B[:4], "abort"), "nobody aborted", {}),
     ("stop string in the text", both(asked(stop=("fm",)), ended(B[:4])), "the text holds a stop string", {}),
@@ -186,6 +192,7 @@ MINIMUM: list[tuple[str, Corruption, str, dict[str, Any]]] = [
 def test_finish_2_alone_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) -> None:
     least = asked(min_new_tokens=3)
     assert finish_2_alone(both(least, ended((11, 10, 5, 9)))(good_run()), EOS) == []
+    assert finish_2_alone(both(least, ended((11, 10, 5)))(good_run()), EOS) == []
     assert_red(finish_2_alone(both(least, corrupt)(good_run()), EOS), "FINISH-2", says, request_id="b", **where)
 
 

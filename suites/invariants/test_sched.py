@@ -44,11 +44,15 @@ def test_sched_1_compares_accept_lens_when_asked() -> None:
     assert_red(found, "SCHED-1", "accept_lens differ", request_id="b", expected=(2, 4))
 
 
-def busy(run: Run) -> Run:
-    """Three more steps that run the target after the last finish."""
-    last = run.steps[-1]
-    more = tuple(StepTrace(step=last.step + i, kind="decode", target_forwards=1, pages=last.pages) for i in (1, 2, 3))
-    return replace(run, steps=run.steps + more)
+def busy(steps: int) -> Corruption:
+    """More steps that run the target after the last finish."""
+
+    def apply(run: Run) -> Run:
+        last = run.steps[-1].step
+        more = tuple(StepTrace(step=last + 1 + i, kind="decode", target_forwards=1) for i in range(steps))
+        return replace(run, steps=run.steps + more)
+
+    return apply
 
 
 def without_deltas(run: Run) -> Run:
@@ -66,13 +70,14 @@ STUCK: list[tuple[str, Corruption, int, str, dict[str, Any]]] = [
         {"got": ["b"]},
     ),
     ("lost", lambda run: replace(run, completions=run.completions[:1]), 9, "no completion", {"request_id": "b"}),
-    ("computes on", busy, 9, "computes on", {"step": 6, "got": "3 steps"}),
+    ("computes on", busy(2), 9, "computes on", {"step": 6, "got": "2 steps"}),
 ]
 
 
 @pytest.mark.parametrize(("corrupt", "bound", "says", "where"), [case[1:] for case in STUCK], ids=[c[0] for c in STUCK])
 def test_sched_2_is_red(corrupt: Corruption, bound: int, says: str, where: dict[str, Any]) -> None:
     assert sched_2(good_run(), 4) == []
+    assert sched_2(busy(1)(good_run()), 9) == []
     assert_red(sched_2(corrupt(good_run()), bound), "SCHED-2", says, **where)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.contract import ProposeTrace, Run, TensorFacts
+from harness.contract import DrafterSetup, ProposeTrace, Run, TensorFacts
 from harness.invariants import shape_1, shape_2
 
 from .builders import VOCAB, Corruption, K, assert_red, completion, delta, good_run, step
@@ -53,6 +53,8 @@ def test_shape_1_lets_propose_return_the_padded_batch(rows: int, fine: bool) -> 
     run = replace(run, setup=replace(run.setup, batch_buckets=(1, 4, 8)))
     wide = step(1, "propose", facts=TensorFacts.of(torch.zeros(rows, K, dtype=torch.int64)))(run)
     assert (shape_1(wide) == []) == fine
+    exact = replace(wide, setup=replace(wide.setup, batch_buckets=(2, 4, 8)))
+    assert (shape_1(exact) == []) == (rows == 2)
 
 
 SHAPES: list[tuple[str, Corruption, str]] = [
@@ -127,6 +129,14 @@ CONTENT: list[tuple[str, Corruption, str, dict[str, Any]]] = [
 def test_shape_2_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) -> None:
     assert shape_2(good_run(), VOCAB) == []
     assert_red(shape_2(corrupt(good_run()), VOCAB), "SHAPE-2", says, request_id="b", **where)
+
+
+def test_shape_2_bounds_a_tree_by_its_depth_and_not_by_its_nodes() -> None:
+    run = good_run()
+    shallow = DrafterSetup(method="scripted", num_steps=2, topk=2, num_draft_tokens=4)
+    run = completion("a", accept_lens=(3, 1, 3))(completion("b", accept_lens=(2, 3))(run))
+    run = replace(run, setup=replace(run.setup, drafter=shallow))
+    assert_red(shape_2(run, VOCAB), "SHAPE-2", "accept length", request_id="b", step=2, expected="1..3", got=4)
 
 
 @pytest.mark.parametrize("bounds", [(-1, 3), (0, VOCAB)])

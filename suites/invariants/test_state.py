@@ -11,8 +11,9 @@ import torch
 
 from harness.contract import StateSnapshot
 from harness.invariants import Misuse, state_1, state_2
+from harness.invariants.trace import is_known, key_of
 
-from .builders import Corruption, assert_red, fresh, good_run, snapshot, step
+from .builders import Corruption, assert_red, fresh, good_run, request, snapshot, step
 
 
 def edited(field: str, change: Callable[[torch.Tensor], Any]) -> Corruption:
@@ -91,6 +92,12 @@ def test_state_1_asks_once_for_each_token_sequence() -> None:
 
     assert state_1(good_run(), counting) == []
     assert len(asked) == len(set(asked)) == 5
+
+
+def test_an_owner_is_a_request_before_it_is_a_sample() -> None:
+    run = good_run([request("x#1", (1, 2)), request("x", (3, 4), n=3)], {"x#1": [4, 4], "x": [4, 4]})
+    assert [key_of(run, owner) for owner in ("x#1", "x#2", "x", "y")] == [("x#1", 0), ("x", 2), ("x", 0), ("y", 0)]
+    assert [is_known(run, key) for key in (("x", 2), ("x", 3), ("y", 0))] == [True, False, False]
 
 
 def test_state_1_knows_owners_by_sample_and_reports_strangers() -> None:
