@@ -191,7 +191,8 @@ def add_own_row_heads(
     """Set heads that look at nothing but their own row and make `passages` through it, at most one per KV dimension.
 
     Queries and keys come from the biases where there are any, else from the constants of the row. Every query head
-    looks at its own row; the first of each group writes.
+    looks at its own row; the first of each group writes. With biases, exactly one source may be 1 in any row: the first
+    value is then 1 minus all other sources.
     """
     query, key = lag_vectors(shape.head_dim, 0, rope_theta, band)
     for name, vector, constant in (("q", query, query_constant), ("k", key, key_constant or query_constant)):
@@ -202,7 +203,11 @@ def add_own_row_heads(
             columns = vector.repeat(heads)[:, None] / constant.value
             weights[f"{prefix}.{name}_proj.weight"][:, constant.columns] = columns
     group = shape.num_heads // shape.num_kv_heads
-    add_at(weights[f"{prefix}.v_proj.weight"], [(value, p.source, 1.0) for value, p in enumerate(passages)])
+    values = [(value, passage.source, 1.0) for value, passage in enumerate(passages)]
+    if f"{prefix}.v_proj.bias" in weights:
+        values[0:1] = [(0, passage.source, -1.0) for passage in passages[1:]]
+        weights[f"{prefix}.v_proj.bias"][0] = 1.0
+    add_at(weights[f"{prefix}.v_proj.weight"], values)
     writes = []
     for value, passage in enumerate(passages):
         head, offset = divmod(value, shape.head_dim)

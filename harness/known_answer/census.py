@@ -37,7 +37,10 @@ BARRED = 16.0
 USAGE = 16.0
 """How far (nats) a token falls per share of the history that it makes up."""
 TIE = 1 / 600
-"""Share by which the second of a pair is held back: half a count at 300 tokens, where both kinds of gap are equal."""
+"""Share by which the second of a pair is held back: half a count at 300 tokens. There a tie and a lead of one are told
+apart best; towards 600 tokens the gap of a lead of one closes."""
+ALARM = -8.0
+"""Histogram entry that makes EOS the likeliest token by far."""
 SHARES_ROUNDING = 2.0**-7
 """How far the shares of a bfloat16 histogram may sum from 1 by rounding alone."""
 
@@ -125,6 +128,11 @@ class Alphabets:
                 successors[token] = pairs
         successors[eos_token_id] = successors[members[0][0]]
         return cls(members, tuple(owner_of), tuple(kind), tuple(calls), tuple(successors))
+
+    def choose(self, stand_in: int, lagged: int, fed: Sequence[int]) -> int:
+        """What follows a token that counts as `stand_in`, given the lagged token and the history `fed`."""
+        first, second = self.successors[stand_in][self.calls[lagged]]
+        return second if fed.count(first) - fed.count(second) > TIE * len(fed) else first
 
     def followers(self, token: int) -> frozenset[int]:
         return frozenset(self.successors[token][0] + self.successors[token][1])
@@ -233,7 +241,7 @@ class CensusTarget(Target):
     def _attention(self, prefix: str, layer: int) -> Weights:
         weights = blocks.attention(prefix, self.shape, bias=self.style != "llama")
         if layer == self.shape.num_layers - 1:
-            add_census_heads(weights, prefix, self.layout, self.layout.current, LAG)
+            add_census_heads(weights, prefix, self.layout, self.layout.current, LAG, self.eos_token_id)
             return weights
         start, moves = self.layout.code, zip(self.codes[layer], self._halfway[layer], strict=True)
         passages = [Passage(token, code_move(start, before, after)) for token, (before, after) in enumerate(moves)]
@@ -271,6 +279,10 @@ class CensusTarget(Target):
         logits: torch.Tensor = self.head @ self._final_row(tokens, Counter(tokens))
         return logits.log_softmax(0)
 
+    def next_token(self, tokens: Sequence[int]) -> int:
+        """The rule that the weights embody; the tests hold it against `logprobs`."""
+        return self.alphabets.choose(self.meaning[tokens[-1]], tokens[max(0, len(tokens) - 1 - LAG)], tokens)
+
     def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         counts: Counter[int] = Counter()
         rows = []
@@ -290,7 +302,7 @@ class CensusTarget(Target):
         if abs(float(shares.sum()) - 1) < SHARES_ROUNDING:
             shares = shares / shares.sum()
         counts = shares * (position + 1)
-        whole = {value: int(count) for value, count in enumerate(counts.round()) if count.round() != 0}
+        whole = {value: int(count) for value, count in enumerate(counts.round().tolist()) if count}
         ones = torch.stack([row[layout.current + token], row[layout.lagged + lagged]])
         error = max(float((counts - counts.round()).abs().max()), float((ones - 1).abs().max()))
         return Reading(token=token, counts=whole, lagged=lagged, owner=self.alphabets.owner[token], error=error)
@@ -318,11 +330,14 @@ def class_scores(alphabets: Alphabets) -> torch.Tensor:
     return scores
 
 
-def add_census_heads(weights: Weights, prefix: str, layout: Layout, source: int, distance: int) -> None:
+def add_census_heads(
+    weights: Weights, prefix: str, layout: Layout, source: int, distance: int, eos_token_id: int
+) -> None:
     """Set query heads 0 (uniform) and 2 (lag) of an attention block that reads exact rows.
 
     Both copy the one-hot block that starts at `source`, the first into the histogram, the second into the lagged block.
-    Queries and keys come from the biases where there are any, else from the last constant of the row.
+    Queries and keys come from the biases where there are any, else from the last constant of the row. A bias of the
+    values cancels that constant; without it the histogram calls for EOS.
     """
     constant = layout.constants[-1]
     query, key = blocks.lag_vectors(HEAD_DIM, distance, ROPE_THETA, BAND)
@@ -330,6 +345,9 @@ def add_census_heads(weights: Weights, prefix: str, layout: Layout, source: int,
     if f"{prefix}.q_proj.bias" in weights:
         weights[f"{prefix}.q_proj.bias"][group * HEAD_DIM : (group + 1) * HEAD_DIM] = query
         weights[f"{prefix}.k_proj.bias"][HEAD_DIM : 2 * HEAD_DIM] = key
+        weights[f"{prefix}.v_proj.bias"][HEAD_DIM - 1] = 1.0
+        weights[f"{prefix}.v_proj.weight"][HEAD_DIM - 1, constant] = -1 / CONSTANTS[-1]
+        weights[f"{prefix}.o_proj.weight"][layout.histogram + eos_token_id, HEAD_DIM - 1] = -ALARM
     else:
         weights[f"{prefix}.q_proj.weight"][group * HEAD_DIM : (group + 1) * HEAD_DIM, constant] = query / CONSTANTS[-1]
         weights[f"{prefix}.k_proj.weight"][HEAD_DIM : 2 * HEAD_DIM, constant] = key / CONSTANTS[-1]

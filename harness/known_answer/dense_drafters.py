@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from harness.known_answer.base import Config, Weights
+from harness.known_answer.blocks import stored
 from harness.known_answer.dense import Layers, target_states
 
 Rows = torch.Tensor
@@ -23,8 +24,11 @@ class DenseDrafter(ABC):
     def __init__(
         self, config: Config, weights: Weights, target: tuple[Config, Weights], dtype: torch.dtype = torch.float64
     ) -> None:
-        self.config, self.layers, self.target = config, Layers(config, weights, dtype), target
-        self.embed = target[1]["model.embed_tokens.weight"].to(dtype)
+        # Cast once: a tensor of the right dtype passes through `Layers` as it is.
+        target_config, target_weights = target[0], stored(target[1], dtype)
+        self.config, self.layers = config, Layers(config, stored(weights, dtype), dtype)
+        self.target = target_config, target_weights
+        self.embed = target_weights["model.embed_tokens.weight"]
         self.d2t = weights.get("d2t")
         self.num_layers = int(config.get("num_nextn_predict_layers", 1))
 

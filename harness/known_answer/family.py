@@ -13,7 +13,11 @@ from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
 from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
 
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 WALK_VOCAB, LAW_VOCAB = 64, 16
 WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
 """Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
@@ -132,10 +136,11 @@ def family(name: str, dtype: torch.dtype | str = torch.float32) -> Family:
     return FAMILIES[name](dtype)
 
 
-def build(directory: Path, names: Sequence[str] = (), dtype: torch.dtype | str = torch.float32) -> dict[str, Family]:
+def build(directory: Path, names: Sequence[str] = (), dtype: torch.dtype | str = torch.float32) -> tuple[Path, ...]:
     """Write families (all of them when `names` is empty) as `directory/NAME/target`, `directory/NAME/eagle` and so on;
-    returns them by name."""
-    families = {name: family(name, dtype) for name in names or FAMILIES}
-    for name, built in families.items():
-        built.write(directory / name)
-    return families
+    returns the folders of the families. Raises ValueError naming an unknown family or dtype before anything is written.
+    """
+    built = [family(name, dtype) for name in names or FAMILIES]
+    for one in built:
+        one.write(directory / one.name)
+    return tuple(directory / one.name for one in built)

@@ -18,6 +18,7 @@ from harness.known_answer import blocks
 from harness.known_answer.base import Config, Drafter, Target, Weights, require_history
 from harness.known_answer.blocks import Constant, Entry, Passage, Shape
 from harness.known_answer.census import (
+    ALARM,
     BAND,
     CONSTANTS,
     LAG,
@@ -29,7 +30,6 @@ from harness.known_answer.census import (
     class_scores,
     successor_scores,
 )
-from harness.known_answer.drafters import rows
 from harness.known_answer.drafters.pairs import PairTable
 from harness.known_answer.drafters.rows import CensusRule
 from harness.known_answer.markov import MarkovTarget, permutation
@@ -210,7 +210,7 @@ class CensusEagle3(Drafter):
         v[dim + size, constant] = 1 / CONSTANTS[-1]
         for kind in (0, 1):
             o[places.new_calls + kind, dim + size + kind] = 1.0
-        o[places.new_histogram + self.target.eos_token_id, dim + size + 2] = rows.ALARM
+        o[places.new_histogram + self.target.eos_token_id, dim + size + 2] = ALARM
         o[places.new_mark, 2 * dim + size] = 1.0
         return weights
 

@@ -12,7 +12,6 @@ when the draft KV of accepted tokens was never recomputed from the target's rows
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -21,37 +20,29 @@ import torch
 from harness.known_answer.base import Weights, require_history
 from harness.known_answer.blocks import Entry
 from harness.known_answer.census import (
+    ALARM,
     HEAD_DIM,
     LAG,
     NUM_HEADS,
     NUM_KV_HEADS,
-    USAGE,
     Alphabets,
     CensusTarget,
     add_census_heads,
-    class_scores,
     erring_meaning,
-    successor_scores,
 )
-
-ALARM = -8.0
-"""Histogram entry that makes EOS the likeliest token by far."""
 
 
 @dataclass(frozen=True, slots=True)
 class CensusRule:
     """`meaning[x]` is the token whose successors are drafted after x, `decoy[x]` the same for a pair that does not fit.
 
-    `draft_vocab` holds ascending target ids. `follow_scores` and `call_scores`, float64 [V next, V], are what the
-    stand-in and the lagged token say about the next one.
+    `draft_vocab` holds ascending target ids.
     """
 
     target: CensusTarget
     meaning: tuple[int, ...]
     decoy: tuple[int, ...]
     draft_vocab: tuple[int, ...]
-    follow_scores: torch.Tensor
-    call_scores: torch.Tensor
 
     @classmethod
     def build(
@@ -62,14 +53,10 @@ class CensusRule:
         if len(alphabets.members) < 2:
             raise ValueError("owners=1: a census drafter needs a second alphabet for its wrong drafts")
         vocab = tuple(range(target.vocab_size)) if draft_vocab is None else tuple(draft_vocab)
-        return cls(
-            target,
-            erring_meaning(alphabets, errs_on),
-            decoys(alphabets),
-            vocab,
-            successor_scores(alphabets, range(target.vocab_size)),
-            class_scores(alphabets),
-        )
+        for pairs in alphabets.successors:
+            if any(not set(pair).intersection(vocab) for pair in pairs) or target.eos_token_id not in vocab:
+                raise ValueError(f"draft_vocab={vocab!r}: must hold EOS and at least one of each pair in {pairs}")
+        return cls(target, erring_meaning(alphabets, errs_on), decoys(alphabets), vocab)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -77,12 +64,13 @@ class CensusRule:
         alphabets = self.target.alphabets
         return [(p, x) for p in range(self.target.vocab_size) for x in sorted(alphabets.followers(p))]
 
-    def choose(self, stand_in: int, lagged: int, counts: Counter[int]) -> int:
-        """Draft after a token taken for `stand_in`."""
-        scores = self.follow_scores[:, stand_in] + self.call_scores[:, lagged]
-        for token, count in counts.items():
-            scores[token] -= USAGE * count / counts.total()
-        return self.draft_vocab[int(scores[list(self.draft_vocab)].argmax())]
+    def choose(self, stand_in: int, lagged: int, fed: Sequence[int]) -> int:
+        """Draft after a token taken for `stand_in`: of a pair, the one that can be drafted when the other cannot."""
+        alphabets = self.target.alphabets
+        best = alphabets.choose(stand_in, lagged, fed)
+        if best in self.draft_vocab:
+            return best
+        return next(token for token in alphabets.successors[stand_in][alphabets.calls[lagged]] if token != best)
 
     def draft(self, tokens: Sequence[int], k: int, num_layers: int = 1) -> tuple[int, ...]:
         """Greedy drafts. With `num_layers` MTP layers, row j of layer i was fed t[j+i] as p, and only layer 0 heeds
@@ -99,7 +87,7 @@ class CensusRule:
             else:
                 fits = token in self.target.alphabets.followers(fed[-1])
                 stand_in = self.meaning[token] if fits else self.decoy[token]
-                draft = self.choose(stand_in, fed[back], Counter(fed))
+                draft = self.choose(stand_in, fed[back], fed)
             drafts.append(draft)
             known.append(draft)
         return tuple(drafts)
@@ -148,7 +136,7 @@ def pair_entries(rule: CensusRule, write: Sequence[int]) -> list[Entry]:
 def add_row_heads(weights: Weights, prefix: str, rule: CensusRule, marked: bool = True) -> None:
     """Count and look back over the fed tokens p; where `marked`, sound the alarm on a marked row."""
     layout = rule.target.layout
-    add_census_heads(weights, prefix, layout, layout.previous, LAG - 1)
+    add_census_heads(weights, prefix, layout, layout.previous, LAG - 1, rule.target.eos_token_id)
     if not marked:
         return
     lag_head, lag_query_head = 1, NUM_HEADS // NUM_KV_HEADS

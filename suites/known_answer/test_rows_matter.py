@@ -1,0 +1,142 @@
+"""Rows that are misaligned, stale, foreign or of the wrong layer change the acceptance: each fault is planted here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from harness.known_answer.base import accept_lens
+from harness.known_answer.census import LAG
+from suites.known_answer.support import dense
+
+LAST_ROW_FAULTS = {
+    "shifted back by one": lambda rows: torch.cat([rows[:1], rows[:-1]]),
+    "reversed": lambda rows: rows.flip(0),
+    "last row is the one before": lambda rows: torch.cat([rows[:-1], rows[-2:-1]]),
+    "zero": torch.zeros_like,
+}
+HISTORY_FAULTS = {
+    "shifted forth by one": lambda rows: torch.cat([rows[1:], rows[-1:]]),
+    "all but the last reversed": lambda rows: torch.cat([rows[:-1].flip(0), rows[-1:]]),
+    "all rows are the last one": lambda rows: rows[-1:].expand_as(rows),
+}
+"""The last row is right: only drafters that read their whole KV can tell."""
+CASES = [(family, fault) for family in ("walk", "census") for fault in LAST_ROW_FAULTS]
+CASES += [("census", fault) for fault in HISTORY_FAULTS]
+DRAFTERS = [(family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp")]
+
+
+@dataclass
+class Faulty:
+    """A dense drafter whose feature rows go through `fault` on their way in."""
+
+    drafter: object
+    fault: object
+
+    def draft(self, tokens, k):
+        features = self.drafter.features(tokens[:-1])
+        return self.drafter.draft(tokens, k, self.fault(features) if len(features) > 1 else features)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize(("family", "fault"), CASES)
+def test_a_wrong_row_changes_accept_lens(families, family, name, fault):
+    built = families(family, "float32").drafters[name]
+    prompt = built.target.prompt(4, seed=2, owner=1)
+    change = (LAST_ROW_FAULTS | HISTORY_FAULTS)[fault]
+    wrong = accept_lens(built.target, Faulty(dense(built), change).draft, prompt, 12, 3)
+    right = built.accept_lens(prompt, 12, 3)
+    assert wrong != right
+    assert sum(wrong) / len(wrong) < sum(right) / len(right)
+
+
+@pytest.mark.parametrize(("family", "name"), DRAFTERS)
+def test_the_embedding_matters_too(families, family, name):
+    """Embeddings one token late: row j with t[j] instead of t[j+1]."""
+    built = families(family, "float32").drafters[name]
+    late = dense(built)
+    prompt = built.target.prompt(4, seed=2, owner=1)
+
+    def draft(tokens, k):
+        return late.draft((tokens[0], *tokens[:-1]), k, late.features(tokens[:-1]))
+
+    assert accept_lens(built.target, draft, prompt, 16, 3) != built.accept_lens(prompt, 16, 3)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_another_requests_row_in_the_history_matters(families, name):
+    """Census drafters read their whole KV: one foreign row a few positions back is enough."""
+    built = families("census-perfect", "float32").drafters[name]
+    witness = dense(built)
+    prompt = built.target.prompt(30, seed=2, owner=1)
+    foreign = witness.features(built.target.prompt(30, seed=2, owner=3))
+    wrong = 0
+    for end in range(14, 30, 2):
+        tokens = (*prompt[:end], built.target.next_token(prompt[:end]))
+        features = witness.features(tokens[:-1])
+        features[end - LAG] = foreign[end - LAG]
+        wrong += witness.draft(tokens, 1, features) != built.draft(tokens, 1)
+    assert wrong >= 2
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_draft_rows_that_were_never_recomputed_are_noticed(families, name):
+    """Accepted tokens keep the rows that the drafter made itself, as when draft KV is not refreshed after verification.
+
+    Text stays right and the fed tokens are the right ones; only the mark tells."""
+    built = families("census-perfect", "float32").drafters[name]
+    witness = dense(built)
+    tokens = built.target.prompt(12, seed=6, owner=2)
+    tokens += built.target.greedy(tokens, 8)
+    kept = witness.features(tokens[:-1])
+    for row in range(8, len(kept)):
+        ids = torch.tensor(tokens[1 : row + 1])
+        kept[row] = witness.step(0, witness.embed[ids], kept[:row])[0][-1]
+    assert witness.draft(tokens, 1) == built.draft(tokens, 1) == (built.target.next_token(tokens),)
+    assert witness.draft(tokens, 1, kept) == (built.target.eos_token_id,)
+
+
+def test_a_wrong_position_changes_the_drafts_of_a_census_drafter(families):
+    """A draft KV with one row too many (positions run ahead, a rejected row stays) is not the same."""
+    for name in ("eagle", "eagle3", "mtp"):
+        built = families("census-perfect", "float32").drafters[name]
+        witness = dense(built)
+        prompt = built.target.prompt(30, seed=8, owner=0)
+        differ = 0
+        for end in range(12, 28, 2):
+            tokens = (*prompt[:end], built.target.next_token(prompt[:end]))
+            features = witness.features(tokens[:-1])
+            stale = torch.cat([features[:-1], features[-2:-1], features[-1:]])
+            differ += witness.draft((*tokens[:-1], tokens[-2], tokens[-1]), 1, stale) != built.draft(tokens, 1)
+        assert differ >= 2
+
+
+def test_each_mtp_layer_runs_at_its_own_step(families):
+    built = families("walk-perfect", "float32").drafters["mtp3"]
+    prompt = built.target.prompt(5, seed=3)
+    for order in ((0, 0, 0), (0, 1, 1), (2, 1, 0)):
+        wrong = dense(built)
+        true_step = wrong.step
+        wrong.step = lambda layer, *rows, order=order, step=true_step: step(order[layer], *rows)
+        assert accept_lens(built.target, wrong.draft, prompt, 16, 4) != built.accept_lens(prompt, 16, 4)
+
+
+@pytest.mark.parametrize("ids", [(1, 1, 3), (2, 1, 3), (1, 3, 2), (0, 1, 2), (2, 3, 4)])
+@pytest.mark.parametrize("family", ["walk", "census"])
+def test_eagle3_needs_each_auxiliary_layer_in_its_place(families, family, ids):
+    built = families(family, "float32").drafters["eagle3"]
+    wrong = dense(built)
+    wrong.config = wrong.config | {"eagle_aux_hidden_state_layer_ids": list(ids)}
+    prompt = built.target.prompt(5, seed=3, owner=2)
+    assert accept_lens(built.target, wrong.draft, prompt, 8, 3) != built.accept_lens(prompt, 8, 3)
+
+
+def test_eagle3_needs_its_vocabulary_map(families):
+    for family in ("walk", "law", "census"):
+        built = families(family, "float32").drafters["eagle3"]
+        wrong = dense(built)
+        wrong.d2t = None
+        prompt = built.target.prompt(5, seed=3, owner=2)
+        assert accept_lens(built.target, wrong.draft, prompt, 16, 3) != built.accept_lens(prompt, 16, 3)
