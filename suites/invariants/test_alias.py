@@ -11,6 +11,7 @@ import torch
 
 from harness.contract import HiddenStates, LogprobRow, Run, StepTrace, TensorFacts
 from harness.invariants import Misuse, Scribbler, Violation, alias_1, alias_2, alias_2_scribbled
+from harness.invariants.memory import own_storage_flaw
 from harness.invariants.scribble import canary
 
 from .builders import WIDTH, Corruption, assert_red, both, completion, delta, good_run, name_row, request, rows, step
@@ -166,6 +167,7 @@ def sampled_returned(run: Run) -> Run:
 
 
 STRIDED = torch.zeros(8, WIDTH)
+NAMELESS = torch.zeros(8, WIDTH)
 
 MEMORY: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("views of one block", shared_between_requests, "different requests' results", {"request_id": "b", "step": 1}),
@@ -216,6 +218,20 @@ MEMORY: list[tuple[str, Corruption, str, dict[str, Any]]] = [
 def test_alias_2_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) -> None:
     assert alias_2(good_run()) == []
     assert_red(alias_2(corrupt(good_run())), "ALIAS-2", says, **where)
+
+
+def test_alias_2_names_the_verify_output_only_where_it_is_the_origin() -> None:
+    view = delta(1, "b", decode_hidden=lambda d: (STRIDED[4], *d.decode_hidden[1:]))
+    elsewhere = [step(2, "verify", hidden=TensorFacts.of(STRIDED)), step(1, "verify", hidden=TensorFacts.of(NAMELESS))]
+    for corrupt in elsewhere:
+        found = alias_2(both(corrupt, view)(good_run()))
+        assert_red(found, "ALIAS-2", "view of a larger storage", request_id="b", step=1, origin=None)
+
+
+def test_a_stride_of_0_in_a_dimension_of_one_is_no_aliasing() -> None:
+    single = torch.zeros(3).as_strided((1, 3), (0, 1))
+    assert own_storage_flaw(TensorFacts.of(single)) is None
+    assert own_storage_flaw(TensorFacts.of(torch.zeros(3).as_strided((2, 3), (0, 1)))) is not None
 
 
 def test_alias_2_lets_a_step_and_the_completion_hand_over_the_same_object() -> None:

@@ -196,5 +196,13 @@ def test_finish_2_alone_is_red(corrupt: Corruption, says: str, where: dict[str, 
     assert_red(finish_2_alone(both(least, corrupt)(good_run()), EOS), "FINISH-2", says, request_id="b", **where)
 
 
+def test_a_full_context_ends_a_request_before_its_minimum() -> None:
+    full = both(asked(min_new_tokens=5), ended(B[:3], "length"))(good_run())
+    full = replace(full, setup=replace(full.setup, context_length=9))
+    assert finish_2_alone(full, EOS) == []
+    stopped = completion("b", finish_reason="stop")(full)
+    assert_red(finish_2_alone(stopped, EOS), "FINISH-2", "finished before min_new_tokens", request_id="b", got=3)
+
+
 def test_finish_rules_hold_for_a_run_without_traces() -> None:
     assert finish_1_alone(step(0, deltas=())(good_run()), EOS) == []

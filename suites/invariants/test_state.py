@@ -13,7 +13,7 @@ from harness.contract import StateSnapshot
 from harness.invariants import Misuse, state_1, state_2
 from harness.invariants.trace import is_known, key_of
 
-from .builders import Corruption, assert_red, fresh, good_run, request, snapshot, step
+from .builders import Corruption, assert_red, fresh, good_run, request, rows, snapshot, step
 
 
 def edited(field: str, change: Callable[[torch.Tensor], Any]) -> Corruption:
@@ -109,6 +109,13 @@ def test_state_1_refuses_a_fresh_state_of_the_wrong_form() -> None:
     flat = snapshot(0, "a", target_kv=torch.zeros(3, 4))(good_run())
     with pytest.raises(Misuse, match=r"must be \[rows, layers, 2, kv_heads, head_dim\]"):
         state_1(flat, lambda tokens: replace(fresh(tokens), target_kv=torch.zeros(3, 4)))
+
+
+def test_state_1_forgives_rounding_of_values_and_nothing_in_ids() -> None:
+    rounded = edited("draft_features", put((1,), rows((4, 5))[1] * (1 + 1e-6)))(good_run())
+    assert state_1(rounded, fresh) == []
+    large = snapshot(1, "b", draft_input_ids=lambda state: state.draft_input_ids.double() + 1e-6)(good_run())
+    assert_red(state_1(large, fresh), "STATE-1", "draft_input_ids", request_id="b", position=0)
 
 
 AUX: list[tuple[str, Corruption, str, dict[str, Any]]] = [
