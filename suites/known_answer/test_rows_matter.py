@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
-from harness.known_answer.base import accept_lens
 from harness.known_answer.census import LAG
-from suites.known_answer.support import dense
+from suites.known_answer.support import dense, dense_accept_lens
 
 LAST_ROW_FAULTS = {
     "shifted back by one": lambda rows: torch.cat([rows[:1], rows[:-1]]),
@@ -28,26 +25,14 @@ CASES += [("census", fault) for fault in HISTORY_FAULTS]
 DRAFTERS = [(family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp")]
 
 
-@dataclass
-class Faulty:
-    """A dense drafter whose feature rows go through `fault` on their way in."""
-
-    drafter: object
-    fault: object
-
-    def draft(self, tokens, k):
-        features = self.drafter.features(tokens[:-1])
-        return self.drafter.draft(tokens, k, self.fault(features) if len(features) > 1 else features)
-
-
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize(("family", "fault"), CASES)
 def test_a_wrong_row_changes_accept_lens(families, family, name, fault):
     built = families(family, "float32").drafters[name]
     prompt = built.target.prompt(4, seed=2, owner=1)
     change = (LAST_ROW_FAULTS | HISTORY_FAULTS)[fault]
-    wrong = accept_lens(built.target, Faulty(dense(built), change).draft, prompt, 12, 3)
-    right = built.accept_lens(prompt, 12, 3)
+    wrong = dense_accept_lens(built, prompt, 9, 3, fault=change)
+    right = built.accept_lens(prompt, 9, 3)
     assert wrong != right
     assert sum(wrong) / len(wrong) < sum(right) / len(right)
 
@@ -56,13 +41,8 @@ def test_a_wrong_row_changes_accept_lens(families, family, name, fault):
 def test_the_embedding_matters_too(families, family, name):
     """Embeddings one token late: row j with t[j] instead of t[j+1]."""
     built = families(family, "float32").drafters[name]
-    late = dense(built)
     prompt = built.target.prompt(4, seed=2, owner=1)
-
-    def draft(tokens, k):
-        return late.draft((tokens[0], *tokens[:-1]), k, late.features(tokens[:-1]))
-
-    assert accept_lens(built.target, draft, prompt, 16, 3) != built.accept_lens(prompt, 16, 3)
+    assert dense_accept_lens(built, prompt, 12, 3, late=True) != built.accept_lens(prompt, 12, 3)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
@@ -120,7 +100,7 @@ def test_each_mtp_layer_runs_at_its_own_step(families):
         wrong = dense(built)
         true_step = wrong.step
         wrong.step = lambda layer, *rows, order=order, step=true_step: step(order[layer], *rows)
-        assert accept_lens(built.target, wrong.draft, prompt, 16, 4) != built.accept_lens(prompt, 16, 4)
+        assert dense_accept_lens(built, prompt, 12, 4, witness=wrong) != built.accept_lens(prompt, 12, 4)
 
 
 @pytest.mark.parametrize("ids", [(1, 1, 3), (2, 1, 3), (1, 3, 2), (0, 1, 2), (2, 3, 4)])
@@ -130,7 +110,7 @@ def test_eagle3_needs_each_auxiliary_layer_in_its_place(families, family, ids):
     wrong = dense(built)
     wrong.config = wrong.config | {"eagle_aux_hidden_state_layer_ids": list(ids)}
     prompt = built.target.prompt(5, seed=3, owner=2)
-    assert accept_lens(built.target, wrong.draft, prompt, 8, 3) != built.accept_lens(prompt, 8, 3)
+    assert dense_accept_lens(built, prompt, 8, 3, witness=wrong) != built.accept_lens(prompt, 8, 3)
 
 
 def test_eagle3_needs_its_vocabulary_map(families):
@@ -139,4 +119,4 @@ def test_eagle3_needs_its_vocabulary_map(families):
         wrong = dense(built)
         wrong.d2t = None
         prompt = built.target.prompt(5, seed=3, owner=2)
-        assert accept_lens(built.target, wrong.draft, prompt, 16, 3) != built.accept_lens(prompt, 16, 3)
+        assert dense_accept_lens(built, prompt, 16, 3, witness=wrong) != built.accept_lens(prompt, 16, 3)
