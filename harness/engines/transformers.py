@@ -133,7 +133,7 @@ class TransformersEngine:
         draft = None if self._draft is None else self._draft.model
         devices = [prompt.device] if prompt.device.type == "cuda" else []
         # transformers draws from torch's global generator: seed it inside a fork, so that ours is left alone.
-        with torch.random.fork_rng(devices=devices), watch.attached(target, draft):
+        with torch.random.fork_rng(devices=devices), watch.attached(target):
             torch.manual_seed(seed)
             return target.generate(
                 prompt,
@@ -157,11 +157,13 @@ class TransformersEngine:
         return "length"
 
     def _text(self, sampling: SamplingParams, token_ids: tuple[int, ...]) -> str | None:
-        """Decoded without special tokens, and without the stop string and what follows it in the same token."""
+        """Decoded without special tokens; what stopped the request is not part of it."""
+        if token_ids[-1] in stop_ids(sampling, self._target):
+            token_ids = token_ids[:-1]
         text = self._target.decode(token_ids)
         if text is None:
             return None
-        found = [position for stop in sampling.stop if (position := text.rfind(stop)) >= 0]
+        found = [position for stop in sampling.stop if (position := text.find(stop)) >= 0]
         return text[: min(found)] if found else text
 
     def _logprobs(

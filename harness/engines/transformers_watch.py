@@ -1,7 +1,7 @@
 """What transformers does not report about a generation, read off through its public hooks: the draft tokens that each
 target forward verified, the accept lengths, and the raw logits before `generate` rounds them to float32.
 
-Nothing is patched: forward hooks of torch and a `LogitsProcessor` that changes no score.
+Nothing is patched: a forward hook of torch and a `LogitsProcessor` that changes no score.
 """
 
 from __future__ import annotations
@@ -35,24 +35,20 @@ class GenerationWatch(LogitsProcessor):
     def __init__(self, prompt_len: int) -> None:
         self.forwards: list[TargetForward] = []
         self._num_committed_inputs = prompt_len
-        self._verifying = False
 
     @contextmanager
-    def attached(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> Iterator[None]:
-        """Hooks are in place inside the block only."""
-        hooks = [target.register_forward_hook(self._target_forward, with_kwargs=True)]
-        if draft is not None:
-            hooks.append(draft.register_forward_pre_hook(self._draft_forward))
+    def attached(self, target: PreTrainedModel) -> Iterator[None]:
+        """The hook is in place inside the block only."""
+        hook = target.register_forward_hook(self._target_forward, with_kwargs=True)
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # The drafter is generated with the same processors: only calls after a target forward belong to it.
-        if self._verifying:
-            forward = self.forwards[-1]
+        # The drafter is generated with the same processors: the target's own calls are the first after its forward.
+        forward = self.forwards[-1] if self.forwards else None
+        if forward is not None and len(forward.chosen) <= len(forward.draft_token_ids):
             if not forward.chosen:
                 forward.start = input_ids.shape[1]
             forward.chosen.append(int(scores[0].argmax()))
@@ -63,10 +59,6 @@ class GenerationWatch(LogitsProcessor):
         drafts = tuple(input_ids[self._num_committed_inputs :])
         self.forwards.append(TargetForward(drafts, output.logits[0, -len(drafts) - 1 :].detach()))
         self._num_committed_inputs = 1
-        self._verifying = True
-
-    def _draft_forward(self, _module: object, _args: object) -> None:
-        self._verifying = False
 
     def draft_lens(self) -> tuple[int, ...]:
         """Number of draft tokens verified in each target forward."""

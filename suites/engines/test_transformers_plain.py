@@ -100,6 +100,8 @@ def test_a_stop_token_ends_the_request_and_is_delivered(engine: Engine) -> None:
     first = free.token_ids.index(stop)
     done = only(engine, ask("Hello", max_new_tokens=20, stop_token_ids=(stop,)))
     assert (done.token_ids, done.finish_reason) == (free.token_ids[: first + 1], "stop")
+    assert free.text is not None
+    assert done.text == free.text[:first]
     assert only(engine, ask("Hello", max_new_tokens=first + 1, stop_token_ids=(stop,))).finish_reason == "stop"
     assert only(engine, ask("Hello", max_new_tokens=first or 1, stop_token_ids=(stop,))).finish_reason == "length"
 
