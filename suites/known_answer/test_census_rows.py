@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.known_answer import dense
-from harness.known_answer.census import LAG
+from harness.known_answer.census import BAND, HEAD_DIM, LAG, ROPE_THETA
 from suites.known_answer.support import DTYPES
 
 
@@ -68,3 +68,15 @@ def test_markov_rows_name_their_token(families):
             reading = target.decode_row(row, token)
             assert reading.token == token
             assert reading.error < 1e-9
+
+
+def test_lag_score_has_one_peak_and_falls_towards_it():
+    """At distance LAG + x the score is that of offset x: it peaks at 0, and among few tokens prefers the first."""
+    half = HEAD_DIM // 2
+    frequency = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequency = frequency[(frequency >= BAND[0]) & (frequency <= BAND[1])]
+    score = (torch.arange(2048, dtype=torch.float64)[:, None] * frequency).cos().mean(-1)
+    assert len(frequency) == 5
+    assert score[1:].max() < 0.93
+    falls = -score[: LAG + 1].diff()
+    assert falls.min() > 0.07
