@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.report import reproduce
 from harness.report.collector import ScorecardCollector
 from harness.report.deadline import Deadline
-from harness.report.marks import invariant_ids
+from harness.report.marks import NO_LANE, invariant_ids, lane_of
 
 if TYPE_CHECKING:
     from harness.workloads.lane import Lane
+    from harness.workloads.runs import RunCache
 
-EXAMPLES = {"fast": 8, "full": 60}
+EXAMPLES = {"fast": 6, "full": 60}
 """hypothesis examples per property test, by tier."""
 
 MARKERS = (
@@ -41,12 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tier", choices=sorted(EXAMPLES), default="fast", help="how many examples each property gets")
     group.addoption("--seeds", type=int, default=1, metavar="N", help="how many seeds each seeded scenario runs with")
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
+    group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption("--deadline", type=float, default=60.0, metavar="SECONDS", help="fail tests that hang; 0: wait")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Give every run a seed that can be printed, before workers copy the options."""
+    """Before workers start: one thread each, and a seed that can be printed.
+
+    The checkpoints are so small that a second torch thread costs twenty times what it saves.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.getoption("hypothesis_seed", default="absent") is None:
         config.option.hypothesis_seed = "0" if os.environ.get("CI") else str(random.SystemRandom().getrandbits(32))
 
@@ -55,16 +62,25 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    _load_hypothesis_profile(config.getoption("--tier"))
+    _load_hypothesis_profile(EXAMPLES[config.getoption("--tier")], shrink=not config.getoption("--no-shrink"))
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     config.pluginmanager.register(Deadline(config.getoption("--deadline")), "draftproof-deadline")
 
 
-def _load_hypothesis_profile(tier: str) -> None:
-    from hypothesis import HealthCheck, settings
+def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
+    from hypothesis import HealthCheck, Phase, settings
 
     slow_engine = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-    common = settings(max_examples=EXAMPLES[tier], deadline=None, print_blob=True, suppress_health_check=slow_engine)
+    # The explain phase runs the engine hundreds of times more to say little.
+    left_out = {Phase.explain} if shrink else {Phase.explain, Phase.shrink}
+    phases = [phase for phase in Phase if phase not in left_out]
+    common = settings(
+        max_examples=max_examples,
+        deadline=None,
+        print_blob=True,
+        phases=phases,
+        suppress_health_check=slow_engine,
+    )
     settings.register_profile("local", common)
     settings.register_profile("ci", common, derandomize=True, database=None)
     settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -74,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per drafter lane to which all of its invariants apply."""
     if "lane" not in metafunc.fixturenames:
         return
-    from harness.workloads.lane import LANES
+    from harness.workloads.lanes import LANES
 
     only = metafunc.definition.get_closest_marker("drafters")
     chosen = _known(metafunc.config.getoption("--drafter"), LANES, "--drafter") or list(LANES)
@@ -84,20 +100,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for name in chosen
         if (only is None or name in only.args) and all(LANES[name].applies(invariant) for invariant in ids)
     ]
-    metafunc.parametrize("lane", names, indirect=True, scope="session")
+    metafunc.parametrize("lane", names or [NO_LANE], indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what `--invariant` asks for, and let property tests of one strategy see the same examples.
+    """Keep what `--invariant` and `--drafter` ask for, and let property tests of one strategy see the same examples.
 
     With one seed for all of them a lane can answer equal requests from its cache of runs.
     """
     wanted = set(config.getoption("--invariant"))
-    if wanted:
-        dropped = [item for item in items if not wanted & set(invariant_ids(item))]
+    dropped = [item for item in items if (wanted and not wanted & set(invariant_ids(item))) or lane_of(item) == NO_LANE]
+    if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if wanted & set(invariant_ids(item))]
+        items[:] = [item for item in items if item not in dropped]
     for item in items:
         if invariant_ids(item):
             _seed_property_test(item, config.getoption("hypothesis_seed"))
@@ -118,16 +134,26 @@ def _known(names: list[str], known: Collection[str], option: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+def runs() -> RunCache:
+    """What all lanes of this process have run."""
+    from harness.workloads.runs import RunCache
+
+    return RunCache()
+
+
+@pytest.fixture(scope="session")
+def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytest.TempPathFactory) -> Lane:
     """An engine with one drafter, the known-answer checkpoints that it loads, and their oracles."""
-    from harness.workloads.lane import LANES, Lane
+    from harness.workloads.lane import Lane
+    from harness.workloads.lanes import LANES
 
     root = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         root = root.parent
-    opened = Lane(request.config.getoption("--engine"), LANES[request.param], root / "known-answer")
-    yield opened
-    opened.close()
+    engine = request.config.getoption("--engine")
+    return Lane(
+        engine, LANES[request.param], root / "known-answer", runs, lambda: reproduce.current_command(request.config)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +163,6 @@ def seeds(request: pytest.FixtureRequest) -> range:
 
 
 @pytest.fixture
-def record_examples(request: pytest.FixtureRequest) -> object:
+def record_examples(request: pytest.FixtureRequest) -> Callable[[int], None]:
     """`record_examples(n)`: tell the scorecard that a sweep checked n points."""
     return lambda count: request.node.user_properties.append(("examples", count))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.report import reproduce
-from harness.report.marks import invariant_ids
+from harness.report.marks import invariant_ids, lane_of
 from harness.report.scorecard import Outcome, Scorecard, Status
 
 _PROPERTY = "draftproof"
@@ -73,7 +73,7 @@ class ScorecardCollector:
         bad = status in ("fail", "error")
         return Outcome(
             engine=self.config.getoption("--engine"),
-            drafter=_drafter(item),
+            drafter=lane_of(item) or "-",
             invariants=invariant_ids(item),
             status=status,
             nodeid=item.nodeid,
@@ -118,7 +118,7 @@ class ScorecardCollector:
         return suite.is_dir() and any(suite.is_relative_to(root) for root in roots)
 
     def _expect_every_cell(self) -> None:
-        from harness.workloads.lane import LANES, catalogue
+        from harness.workloads.lanes import LANES, catalogue
 
         engine = self.config.getoption("--engine")
         for name in self.config.getoption("--drafter") or LANES:
@@ -170,8 +170,3 @@ def _message(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:
         return ""
     return (str(call.excinfo.value).strip() or call.excinfo.typename)[:4000]
-
-
-def _drafter(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    return str(callspec.params["lane"]) if callspec is not None and "lane" in callspec.params else "-"

@@ -24,6 +24,12 @@ def command(config: pytest.Config, nodeid: str) -> str:
     return " ".join((["CI=1"] if os.environ.get("CI") else []) + words)
 
 
+def current_command(config: pytest.Config) -> str | None:
+    """The command for the test that is running, or None between tests."""
+    running = os.environ.get("PYTEST_CURRENT_TEST")
+    return command(config, running.rpartition(" (")[0]) if running else None
+
+
 def _pytest(root: Path) -> str:
     """The pytest of this environment, relative to the repository where it lies inside."""
     program = Path(sys.executable).parent / "pytest"

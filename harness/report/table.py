@@ -19,11 +19,12 @@ _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "refused": 
 def render(scorecard: Scorecard, *, colour: bool) -> str:
     """One table per engine, then a line for each cell that is not a plain pass. Plain text unless `colour`."""
     console = Console(
-        file=StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, color_system="standard", emoji=False
+        file=StringIO(), width=_WIDTH, force_terminal=colour, color_system="standard" if colour else None, emoji=False
     )
     for engine in sorted({cell.engine for cell in scorecard.cells.values()}):
         cells = [cell for cell in scorecard.cells.values() if cell.engine == engine]
-        console.print(_table(engine, cells))
+        console.print(f"engine {engine}: examples that passed", style="bold")
+        console.print(_table(cells))
     for cell in scorecard.cells.values():
         if cell.status != "pass":
             console.print(_line(cell), soft_wrap=False, overflow="ellipsis", no_wrap=True)
@@ -32,9 +33,9 @@ def render(scorecard: Scorecard, *, colour: bool) -> str:
     return console.file.getvalue()
 
 
-def _table(engine: str, cells: Sequence[Cell]) -> Table:
+def _table(cells: Sequence[Cell]) -> Table:
     drafters = list(dict.fromkeys(cell.drafter for cell in cells))
-    table = Table(title=f"{engine}: examples passed", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("invariant", no_wrap=True)
     for drafter in drafters:
         table.add_column(drafter, justify="right", overflow="fold")

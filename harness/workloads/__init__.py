@@ -1,1 +1,1 @@
-"""What engines are asked to do: request strategies, scripted scenarios, hostile drafters, and the lane that runs them."""
+"""What engines are asked to do: request strategies, scripted scenarios, hostile drafters, and lanes that run them."""

@@ -6,7 +6,7 @@ strings are taken from what the target will really say, so that requests do stop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ MAX_NEW_TOKENS = 120
 MAX_REQUESTS = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """Requests, the draft length k, and the `EngineSetup` fields that differ from the lane's defaults."""
 
@@ -32,21 +32,38 @@ class Batch:
     def setup(self) -> dict[str, Any]:
         return dict(self.changes)
 
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """hypothesis prints a failing example through this."""
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        requests = "".join(f"\n  {_brief(request)}," for request in self.requests)
+        return f"Batch(k={self.k}, changes={self.changes}, warm={self.warm}, requests=({requests}\n))"
+
+
+def _brief(value: Request | SamplingParams) -> str:
+    parts = []
+    for field in fields(value):
+        here = getattr(value, field.name)
+        if here != field.default:
+            parts.append(f"{field.name}={_brief(here) if isinstance(here, SamplingParams) else repr(here)}")
+    return f"{type(value).__name__}({', '.join(parts)})"
+
 
 def prompt_lengths() -> st.SearchStrategy[int]:
     """1..40, with the short ones, where drafters have nothing to start from, as often as the rest."""
     return st.one_of(st.integers(1, 4), st.integers(1, 40))
 
 
-def prompts(vocabulary: Vocabulary, trunk: tuple[int, ...] = ()) -> st.SearchStrategy[tuple[int, ...]]:
-    """Ordinary tokens; may begin with a part of `trunk`, so that prefixes are shared."""
-    token = st.sampled_from(vocabulary.ordinary)
-    body = prompt_lengths().flatmap(lambda size: st.lists(token, min_size=size, max_size=size).map(tuple))
-    if not trunk:
-        return body
-    shared = st.integers(1, len(trunk)).map(lambda size: trunk[:size])
-    tail = st.lists(token, max_size=3).map(tuple)
-    return st.one_of(body, st.tuples(shared, tail).map(lambda parts: parts[0] + parts[1]))
+@st.composite
+def prompts(draw: st.DrawFn, vocabulary: Vocabulary, trunk: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """A length and a seed, which is quicker to draw and to shrink than tokens; may begin with a part of `trunk`."""
+    shares: bool = draw(st.booleans())
+    if trunk and shares:
+        tail = vocabulary.prompt(draw(st.integers(0, 3)), draw(st.integers(0, 999)))
+        return trunk[: draw(st.integers(1, len(trunk)))] + tail
+    return vocabulary.prompt(draw(prompt_lengths()), draw(st.integers(0, 999)))
 
 
 @st.composite
@@ -165,7 +182,7 @@ def batches(
     max_k: int = 5,
 ) -> Batch:
     """A ragged batch, k in 1..max_k and, when `scheduled`, page size, chunks, overlap, buckets and a small pool."""
-    requests = draw(ragged(vocabulary, mixed=mixed, timed=timed, least=least))
+    requests = draw(ragged(vocabulary, mixed=mixed, timed=timed and draw(st.booleans()), least=least))
     k = draw(st.integers(1, max_k))
     if not scheduled:
         return Batch(requests, k)

@@ -1,0 +1,211 @@
+"""What a suite gets from the `lane` fixture: an engine with one drafter, its checkpoints and their closed forms.
+
+Suites say what runs; which engine and which drafter it is stays out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+
+from harness.contract import (
+    Capabilities,
+    DType,
+    Engine,
+    EngineSetup,
+    OnStep,
+    Refused,
+    Request,
+    Run,
+    SamplingParams,
+    Script,
+)
+from harness.invariants.base import Violation, check
+from harness.known_answer import Drafter, Target
+from harness.workloads.known import Checkpoints, known_family
+from harness.workloads.lanes import DrafterLane, factory_of
+from harness.workloads.runs import RunCache
+from harness.workloads.strategies import Batch
+
+
+@dataclass(frozen=True)
+class ClosedFormDrafts:
+    """The script of a CUSTOM lane: what the family's drafter would draft."""
+
+    family: str
+    dtype: DType
+    folder: str
+
+    def __call__(self, _request_id: str, tokens: tuple[int, ...], k: int) -> Sequence[int]:
+        return known_family(self.family, self.dtype).drafters[self.folder].draft(tokens, k)
+
+
+class Lane:
+    """An engine and a drafter.
+
+    Set-ups are keywords: `family`, `k`, `script`, and any field of `EngineSetup`. Runs on a fresh engine are
+    remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
+
+    When an engine declines inside a property test, that example is dropped and the reason kept in `refusals`.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        spec: DrafterLane,
+        root: Path,
+        runs: RunCache | None = None,
+        reproducer: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.engine, self.spec = engine, spec
+        self.refusals: list[str] = []
+        self._factory = factory_of(engine)
+        self._checkpoints = Checkpoints(root)
+        self._reproducer = reproducer
+        self._runs = runs or RunCache()
+        self._capabilities: Capabilities | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.engine} with {self.spec.name}>"
+
+    @property
+    def speculative(self) -> bool:
+        return self.spec.speculative
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine claims, read off an engine without a drafter."""
+        if self._capabilities is None:
+            with self.start(speculative=False) as engine:
+                self._capabilities = engine.capabilities
+        return self._capabilities
+
+    def target(self, family: str = "walk", dtype: DType = "float32") -> Target:
+        """Closed form of the target that this lane's engine loads."""
+        known = known_family(family, dtype)
+        return known.drafters[self.spec.folder].target if self.spec.within_target else known.target
+
+    def drafter(self, family: str = "walk", dtype: DType = "float32") -> Drafter:
+        """Closed form of the lane's drafter."""
+        return known_family(family, dtype).drafters[self.spec.folder]
+
+    def setup(
+        self,
+        *,
+        family: str = "walk",
+        k: int = 3,
+        script: Script | None = None,
+        speculative: bool = True,
+        **changes: Any,
+    ) -> EngineSetup:
+        """The lane's set-up. `speculative=False` leaves the drafter out: same target, same everything."""
+        dtype: DType = changes.get("dtype", "float32")
+        directory = self._checkpoints.directory(family, dtype)
+        if self.spec.scripted and script is None:
+            script = ClosedFormDrafts(family, dtype, self.spec.folder)
+        drafter = self.spec.drafter(k, directory, script) if speculative else None
+        return EngineSetup(target=directory / self.spec.target_folder(), drafter=drafter, **changes)
+
+    @contextmanager
+    def start(self, **setup: Any) -> Iterator[Engine]:
+        """A fresh engine, closed at the end."""
+        with self._refusing():
+            engine = self._factory.start(self.setup(**setup))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        warm: bool = False,
+        on_step: OnStep | None = None,
+        max_steps: int | None = None,
+        **setup: Any,
+    ) -> Run:
+        """Run `requests` on a fresh engine, for `step_bound` steps at most; with `warm` they have run there before."""
+        max_steps = max_steps or step_bound(requests)
+        wanted = self.setup(**setup)
+        key = (self.engine, tuple(requests), warm, max_steps, wanted)
+        # Snapshots hold the whole KV of every step: too big to keep.
+        remembered = on_step is None and not wanted.snapshots
+        known = self._runs.get(key) if remembered else None
+        if known is not None:
+            return known
+        with self.start(**setup) as engine, self._refusing():
+            if warm:
+                engine.run(requests, max_steps=max_steps)
+            run = engine.run(requests, on_step=on_step, max_steps=max_steps)
+        if remembered:
+            self._runs.put(key, run)
+        return run
+
+    def baseline(self, requests: Sequence[Request], **setup: Any) -> Run:
+        """The same run without speculation."""
+        return self.run(requests, **setup, speculative=False)
+
+    def run_batch(self, batch: Batch, **setup: Any) -> Run:
+        """Run a drawn batch, less what the engine does not claim to support."""
+        fitted = self.fit(batch)
+        return self.run(fitted.requests, **{"k": fitted.k, "warm": fitted.warm, **fitted.setup, **setup})
+
+    def fit(self, batch: Batch) -> Batch:
+        """The batch without the flags and set-up fields that the engine does not claim; a grey box takes any set-up."""
+        claimed = self.capabilities.features
+        open_ = self.capabilities.grey_box
+        changes = tuple((name, value) for name, value in batch.changes if open_ or name in claimed)
+        return replace(batch, requests=tuple(fit_request(r, claimed) for r in batch.requests), changes=changes)
+
+    def grey_box(self) -> None:
+        """Decline the test when the engine shows nothing of its inside."""
+        if not self.capabilities.grey_box:
+            raise Refused(f"engine={self.engine}: a black box, it gives no step traces")
+
+    def check(self, violations: Iterable[Violation]) -> None:
+        """Fail the test, with the command that reproduces it, unless there are no violations."""
+        check(violations, self._reproducer())
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except Refused as refusal:
+            self.refusals.append(str(refusal))
+            if hypothesis.currently_in_test_context():
+                hypothesis.reject()
+            raise
+
+
+def step_bound(requests: Sequence[Request]) -> int:
+    """Steps within which any engine that makes progress is done, whatever its chunks, pool and drafts.
+
+    As if every request ran alone, a token a step, and were preempted and prefilled again a few times.
+    """
+    alone = (r.sampling.n * (len(r.prompt_token_ids) + r.sampling.max_new_tokens + 4) for r in requests)
+    return max((r.arrival_step for r in requests), default=0) + 4 * sum(alone) + 20
+
+
+def fit_request(request: Request, claimed: frozenset[str]) -> Request:
+    """The request with every flag back at its default that is not in `claimed`."""
+    plain = SamplingParams()
+    always = ("max_new_tokens", "temperature")
+    unclaimed = {
+        field.name: getattr(plain, field.name)
+        for field in fields(SamplingParams)
+        if field.name not in claimed and field.name not in always
+    }
+    timed = {"arrival_step", "abort_step"} & claimed
+    return replace(
+        request,
+        sampling=replace(request.sampling, **unclaimed),
+        return_hidden_states=request.return_hidden_states and "return_hidden_states" in claimed,
+        arrival_step=request.arrival_step if timed else 0,
+        abort_step=request.abort_step if "abort_step" in claimed else None,
+    )

@@ -1,0 +1,104 @@
+"""The drafter lanes: the columns of the scorecard. To add one: a line in `LANES`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from harness.contract import DrafterSetup, EngineFactory, Script
+from harness.engines import engine_factory
+from harness.invariants.base import INVARIANTS
+
+AT_THE_DOOR = {
+    "CONF-1": "every drafter x feature cell passes or is refused at start-up",
+    "CONF-2": "a checkpoint that does not fit is refused at start-up; nothing ever runs with a weight left at its "
+    "initial value",
+}
+"""Invariants about starting an engine: there is no run that a function could judge."""
+
+NEEDS_DRAFTS = frozenset({"SHAPE-1", "COUNT-2", "ACCEPT-1", "ACCEPT-2"})
+NEEDS_AUX = frozenset({"STATE-2"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLane:
+    """One drafter. A chain unless `topk` > 1.
+
+    `folder` names the drafter of a known-answer family, which is its closed form, too. `scripted`: its drafts are
+    given by a script, by default that closed form, and no checkpoint is loaded. `within_target`: the drafter's
+    checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
+    """
+
+    name: str
+    method: str | None
+    folder: str = ""
+    topk: int = 1
+    scripted: bool = False
+    within_target: bool = False
+    aux: bool = False
+
+    @property
+    def speculative(self) -> bool:
+        return self.method is not None
+
+    @property
+    def loads_checkpoint(self) -> bool:
+        """Whether the drafter has a checkpoint of its own."""
+        return self.speculative and not self.scripted and not self.within_target
+
+    def applies(self, invariant: str) -> bool:
+        """Whether the invariant says anything about this drafter."""
+        if invariant in NEEDS_AUX:
+            return self.aux
+        return self.speculative or invariant not in NEEDS_DRAFTS
+
+    def target_folder(self) -> str:
+        return self.folder if self.within_target else "target"
+
+    def drafter(self, k: int, family: Path, script: Script | None) -> DrafterSetup | None:
+        """k drafts in a chain; or a tree, k deep, of `topk * k` nodes: fewer than it could have, so some are cut."""
+        if self.method is None:
+            return None
+        return DrafterSetup(
+            method=self.method,
+            model=family / self.folder if self.loads_checkpoint else None,
+            num_steps=k,
+            topk=self.topk,
+            num_draft_tokens=1 + self.topk * k,
+            script=script,
+        )
+
+
+LANES = {
+    lane.name: lane
+    for lane in (
+        DrafterLane(name="none", method=None),
+        DrafterLane(name="STANDALONE", method="STANDALONE", folder="standalone"),
+        DrafterLane(name="EAGLE", method="EAGLE", folder="eagle"),
+        DrafterLane(name="EAGLE3", method="EAGLE3", folder="eagle3", aux=True),
+        DrafterLane(name="MTP", method="MTP", folder="mtp", within_target=True),
+        DrafterLane(name="EAGLE-tree", method="EAGLE", folder="eagle", topk=2),
+        DrafterLane(name="CUSTOM", method="CUSTOM", folder="standalone", scripted=True),
+    )
+}
+
+
+def catalogue() -> list[str]:
+    """Ids of the invariants that the conformance suite must cover."""
+    return sorted({*INVARIANTS, *AT_THE_DOOR})
+
+
+def factory_of(engine: str) -> EngineFactory:
+    """A registered engine, or `module:attribute` naming a factory class of somebody's own.
+
+    Raises ValueError naming the engine when there is none.
+    """
+    module, _, attribute = engine.partition(":")
+    if not attribute:
+        return engine_factory(engine)
+    try:
+        made: EngineFactory = getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"engine={engine!r}: {error}; give module:attribute of an EngineFactory class") from error
+    return made

@@ -1,0 +1,111 @@
+"""Exhaustive sweeps over where a request may end: every stop position against every length cap, inside every block.
+
+Many combinations share one engine run. `depth` output tokens reach over the token of the prefill and two full blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from harness.contract import Request, SamplingParams
+from harness.workloads.vocabulary import Vocabulary
+
+Stop = Literal["id", "string", "long_string"]
+WIDE: dict[str, Any] = {"max_running": 64, "context_length": 64}
+"""Set-up fields that let a sweep run in few steps."""
+
+
+def depth(k: int) -> int:
+    return 1 + 2 * (k + 1)
+
+
+def _walk(vocabulary: Vocabulary, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A prompt whose continuation repeats no token for `length` tokens, and that continuation."""
+    for token in vocabulary.ordinary:
+        stream = vocabulary.continue_((token,), length)
+        if len(set(stream)) == length and vocabulary.eos_token_id not in stream:
+            return (token,), stream
+    raise ValueError(f"length={length}: the {vocabulary.family} family repeats itself sooner; sweep fewer tokens")
+
+
+def stops_and_caps(vocabulary: Vocabulary, k: int, stop: Stop) -> tuple[Request, ...]:
+    """One request for each stop at output position p and each cap m, both over all of `depth(k)`.
+
+    A `long_string` is three characters long and ends at p, so it lies across a block border for some p.
+    """
+    size = depth(k)
+    prompt, stream = _walk(vocabulary, size)
+    requests = []
+    for position in range(size):
+        start = max(0, position - 2) if stop == "long_string" else position
+        word = vocabulary.text(stream[start : position + 1])
+        flags: dict[str, Any] = {"stop_token_ids": (stream[position],)} if stop == "id" else {"stop": (word,)}
+        for cap in range(1, size + 1):
+            sampling = SamplingParams(max_new_tokens=cap, **flags)
+            requests.append(Request(request_id=f"p{position}-m{cap}", prompt_token_ids=prompt, sampling=sampling))
+    return tuple(requests)
+
+
+def two_stops(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """Two stops in one block, in every order: an id at p and a string that ends at q."""
+    size = depth(k)
+    prompt, stream = _walk(vocabulary, size)
+    return tuple(
+        Request(
+            request_id=f"p{p}-q{q}",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(
+                max_new_tokens=size, stop_token_ids=(stream[p],), stop=(vocabulary.text(stream[q : q + 1]),)
+            ),
+        )
+        for p in range(size)
+        for q in range(size)
+    )
+
+
+def minimum_lengths(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """A stop id at p and min_new_tokens n, for every p and n: the stop is banned, or it counts."""
+    size = depth(k)
+    prompt, stream = _walk(vocabulary, size)
+    return tuple(
+        Request(
+            request_id=f"p{p}-n{n}",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_new_tokens=size, min_new_tokens=n, stop_token_ids=(stream[p],)),
+        )
+        for p in range(size)
+        for n in range(size + 1)
+    )
+
+
+def ends_of_sequence(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """EOS at every output position p against every cap m, obeyed and ignored. For a family that reaches EOS."""
+    size = depth(k)
+    before = {}
+    for token in vocabulary.ordinary:
+        stream = vocabulary.continue_((token,), size)
+        if vocabulary.eos_token_id in stream:
+            before[stream.index(vocabulary.eos_token_id)] = (token,)
+    return tuple(
+        Request(
+            request_id=f"p{position}-m{cap}-{'ignored' if ignored else 'obeyed'}",
+            prompt_token_ids=before[position],
+            sampling=SamplingParams(max_new_tokens=cap, ignore_eos=ignored),
+        )
+        for position in sorted(before)
+        for cap in range(1, size + 1)
+        for ignored in (False, True)
+    )
+
+
+def caps(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """Every cap up to `depth(k)` for prompts of different lengths, with a stop id somewhere."""
+    size = depth(k)
+    requests = []
+    for i, length in enumerate((1, 2, 5, 11)):
+        prompt = vocabulary.prompt(length, i)
+        stop = vocabulary.continue_(prompt, size)[3 + 2 * i : 4 + 2 * i]
+        for cap in range(1, size + 1):
+            sampling = SamplingParams(max_new_tokens=cap, stop_token_ids=stop)
+            requests.append(Request(request_id=f"q{i}-m{cap}", prompt_token_ids=prompt, sampling=sampling))
+    return tuple(requests)

@@ -1,0 +1,72 @@
+"""What the conformance tests run: batches drawn by hypothesis, and the scripted scenarios.
+
+Tests share these strategies on purpose: with one seed for all they draw the same batches, and a lane runs each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hypothesis import assume
+
+from harness.contract import Request, Run
+from harness.invariants import offers
+from harness.known_answer import FAMILIES
+from harness.workloads.known import vocabulary
+from harness.workloads.lane import Lane
+from harness.workloads.scenarios import SCENARIOS
+from harness.workloads.strategies import Batch, batches
+from harness.workloads.vocabulary import Vocabulary
+
+RecordExamples = Callable[[int], None]
+MakeBatch = Callable[[Vocabulary], Batch]
+
+WALK = vocabulary("walk")
+ROWS = vocabulary("census" if "census" in FAMILIES else "walk")
+"""The family whose hidden rows tell most about where they come from."""
+
+ANY_BATCH = batches(WALK, timed=True, least=2)
+"""Mixed flags, any schedule; every other batch has arrivals and aborts."""
+
+BARE_BATCH = batches(WALK, mixed=False)
+"""No flags, any schedule: acceptance follows from prompt and cap alone."""
+
+
+def watched(batch: Batch) -> Batch:
+    """The batch with hidden states and logprobs of every request."""
+    requests = tuple(
+        replace(request, sampling=replace(request.sampling, logprobs=2), return_hidden_states=True)
+        for request in batch.requests
+    )
+    return replace(batch, requests=requests)
+
+
+ROW_BATCH = batches(ROWS, mixed=False).map(watched)
+"""Any schedule, hidden states and logprobs of every request, in the family of telling rows."""
+
+
+def offering(run: Run, *observations: str) -> Run:
+    """Drop an example in which there is nothing to judge, such as drafts when every request ends with its prefill."""
+    assume(offers(run).issuperset(observations))
+    return run
+
+
+def scenarios(lane: Lane, family: str = "walk") -> Iterator[tuple[Batch, Run]]:
+    """Every scenario, and what came of it."""
+    for make in SCENARIOS.values():
+        batch = make(vocabulary(family))
+        yield batch, lane.run_batch(batch, family=family)
+
+
+def alone(lane: Lane, batch: Batch, request: Request) -> Run:
+    """One request of the batch on an engine of its own, from its first step on."""
+    solo = replace(request, arrival_step=0, abort_step=None)
+    return lane.run_batch(replace(batch, requests=(solo,), changes=(), warm=False))
+
+
+def capped(request: Request, max_new_tokens: int) -> Request:
+    """The request with another length cap."""
+    sampling = request.sampling
+    least = min(sampling.min_new_tokens, max_new_tokens)
+    return replace(request, sampling=replace(sampling, max_new_tokens=max_new_tokens, min_new_tokens=least))

@@ -1,0 +1,85 @@
+"""ACCEPT: verification repairs a bad draft, so only acceptance shows a broken drafter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from harness.contract import Run
+from harness.invariants import accept_1, accept_2, accept_2_drift
+from harness.workloads.known import vocabulary
+from harness.workloads.lane import Lane
+from harness.workloads.scenarios import (
+    chunked_prefill,
+    overlap_buckets,
+    ragged_eight,
+    short_prompts,
+    tiny_pool_preemption,
+    warm_prefix,
+)
+from harness.workloads.strategies import Batch
+from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering
+
+UNFLAGGED = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)
+
+
+def closed_form(lane: Lane, run: Run, family: str) -> dict[str, tuple[int, ...]]:
+    """Accept lengths of every request from the drafter's weights alone."""
+    assert run.setup.drafter is not None
+    drafter, k = lane.drafter(family), run.setup.drafter.num_steps
+    return {
+        request.request_id: drafter.accept_lens(request.prompt_token_ids, request.sampling.max_new_tokens, k)
+        for request in run.requests
+    }
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@given(batch=BARE_BATCH)
+def test_any_schedule(lane: Lane, batch: Batch) -> None:
+    run = offering(lane.run_batch(batch), "accept_lens")
+    lane.check(accept_1(run, closed_form(lane, run, WALK.family)))
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@given(batch=ROW_BATCH)
+def test_drafters_that_read_history(lane: Lane, batch: Batch) -> None:
+    run = offering(lane.run_batch(batch, family=ROWS.family), "accept_lens")
+    lane.check(accept_1(run, closed_form(lane, run, ROWS.family)))
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.parametrize("make", UNFLAGGED)
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_scenarios(lane: Lane, make: MakeBatch, k: int) -> None:
+    run = lane.run_batch(replace(make(WALK), k=k))
+    lane.check(accept_1(run, closed_form(lane, run, WALK.family)))
+
+
+@pytest.mark.invariant("ACCEPT-2")
+@pytest.mark.parametrize("k", range(1, 6))
+def test_perfect_drafter(lane: Lane, k: int) -> None:
+    family = vocabulary("walk-perfect")
+    run = lane.run_batch(replace(ragged_eight(family), k=k), family=family.family)
+    lane.check(accept_2(run, full=True))
+
+
+@pytest.mark.invariant("ACCEPT-2")
+@pytest.mark.parametrize("make", UNFLAGGED)
+def test_perfect_drafter_in_scenarios(lane: Lane, make: MakeBatch) -> None:
+    family = vocabulary("walk-perfect")
+    lane.check(accept_2(lane.run_batch(make(family), family=family.family), full=True))
+
+
+@pytest.mark.invariant("ACCEPT-2")
+def test_replay_does_not_drift(lane: Lane) -> None:
+    """The same prompts again and again on one engine, with other traffic in between."""
+    batch = lane.fit(ragged_eight(ROWS))
+    other = lane.fit(tiny_pool_preemption(ROWS, seed=1))
+    runs = []
+    with lane.start(family=ROWS.family, k=batch.k, page_size=4) as engine:
+        for _ in range(3):
+            runs.append(engine.run(batch.requests))
+            engine.run(other.requests)
+    lane.check(accept_2_drift(runs))

@@ -1,0 +1,123 @@
+"""EQUAL: speculation, and every other way of running a request, change nothing that the user sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from harness.invariants import equal_1, equal_2
+from harness.workloads.lane import Lane
+from harness.workloads.scenarios import SCENARIOS, ragged_eight, tiny_pool_preemption
+from harness.workloads.strategies import Batch
+from suites.conformance.arrange import (
+    ANY_BATCH,
+    ROW_BATCH,
+    ROWS,
+    WALK,
+    RecordExamples,
+    alone,
+    scenarios,
+    watched,
+)
+
+SETUPS: dict[str, dict[str, Any]] = {
+    "page_1": {"page_size": 1},
+    "page_4": {"page_size": 4},
+    "chunk_1": {"chunk_size": 1},
+    "chunk_3": {"chunk_size": 3},
+    "chunk_16": {"chunk_size": 16},
+    "overlap": {"overlap": True},
+    "buckets": {"batch_buckets": (8,)},
+    "one_at_a_time": {"max_running": 1},
+    "three_at_a_time": {"max_running": 3, "batch_buckets": (2, 4)},
+    "no_prefix_cache": {"prefix_cache": False},
+    "warm": {"warm": True, "page_size": 4},
+    "everything": {"page_size": 4, "chunk_size": 5, "overlap": True, "batch_buckets": (4, 8), "warm": True},
+}
+
+
+@pytest.mark.invariant("EQUAL-1")
+@given(batch=ANY_BATCH)
+def test_with_and_without(lane: Lane, batch: Batch) -> None:
+    lane.check(equal_1(lane.run_batch(batch), lane.run_batch(batch, speculative=False)))
+
+
+@pytest.mark.invariant("EQUAL-1")
+def test_closed_form(lane: Lane, record_examples: RecordExamples) -> None:
+    """The control arm: bare greedy requests must say what the weights say, with or without a drafter."""
+    for make in (ragged_eight, tiny_pool_preemption):
+        for vocabulary in (WALK, ROWS):
+            batch = make(vocabulary)
+            run = lane.run_batch(batch, family=vocabulary.family)
+            for request in run.requests:
+                said = run.of(request.request_id).token_ids
+                right = vocabulary.continue_(request.prompt_token_ids, request.sampling.max_new_tokens)
+                assert said == right, f"request {request.request_id!r}: expected {right}, got {said}"
+    record_examples(4)
+
+
+@pytest.mark.invariant("EQUAL-1")
+def test_with_and_without_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
+    for batch, run in scenarios(lane):
+        lane.check(equal_1(run, lane.run_batch(batch, speculative=False)))
+    record_examples(len(SCENARIOS))
+
+
+@pytest.mark.invariant("EQUAL-2")
+@given(batch=ANY_BATCH)
+def test_alone(lane: Lane, batch: Batch) -> None:
+    run = lane.run_batch(batch)
+    for request in batch.requests[:2]:
+        lane.check(equal_2(run, alone(lane, batch, request), name="alone"))
+
+
+@pytest.mark.invariant("EQUAL-2")
+@given(batch=ROW_BATCH)
+def test_any_schedule(lane: Lane, batch: Batch) -> None:
+    run = lane.run_batch(batch, family=ROWS.family)
+    plain = lane.run_batch(replace(batch, changes=(), warm=False), family=ROWS.family)
+    lane.check(equal_2(run, plain, name="plain schedule"))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_permuted(lane: Lane) -> None:
+    batch = watched(ragged_eight(ROWS))
+    run = lane.run_batch(batch, family=ROWS.family)
+    for order in (batch.requests[::-1], batch.requests[3:] + batch.requests[:3]):
+        permuted = lane.run_batch(replace(batch, requests=order), family=ROWS.family)
+        lane.check(equal_2(run, permuted, accept_lens=lane.speculative, name="permuted"))
+
+
+@pytest.mark.invariant("EQUAL-2")
+@pytest.mark.parametrize("name", SETUPS)
+def test_setup(lane: Lane, name: str) -> None:
+    """Accept lengths must not change either: the blocks begin at the same tokens."""
+    batch = watched(ragged_eight(ROWS))
+    run = lane.run_batch(batch, family=ROWS.family)
+    changes = {key: value for key, value in SETUPS[name].items() if key != "warm"}
+    changed = replace(batch, changes=tuple(changes.items()), warm="warm" in SETUPS[name])
+    variant = lane.run_batch(changed, family=ROWS.family)
+    lane.check(equal_2(run, variant, accept_lens=lane.speculative, name=name))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_preempted(lane: Lane) -> None:
+    batch = watched(tiny_pool_preemption(ROWS))
+    run = lane.run_batch(batch, family=ROWS.family)
+    roomy = lane.run_batch(replace(batch, changes=()), family=ROWS.family)
+    if lane.capabilities.grey_box:
+        assert any(step.preempted for step in run.steps), "the scenario preempted nobody: its pool is too large"
+    lane.check(equal_2(run, roomy, name="with a large pool"))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_draft_length(lane: Lane, record_examples: RecordExamples) -> None:
+    batch = watched(ragged_eight(ROWS))
+    run = lane.run_batch(batch, family=ROWS.family)
+    lengths = (1, 2, 4, 5, 7)
+    for k in lengths:
+        lane.check(equal_2(run, lane.run_batch(replace(batch, k=k), family=ROWS.family), name=f"k={k}"))
+    record_examples(len(lengths))

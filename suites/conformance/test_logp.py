@@ -1,0 +1,30 @@
+"""LOGP: every log probability is the target's own, whatever block its token came from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from harness.invariants import logp_1
+from harness.workloads.known import vocabulary
+from harness.workloads.lane import Lane
+from harness.workloads.scenarios import mixed_flags, ragged_eight, tiny_pool_preemption
+from harness.workloads.strategies import Batch, batches
+from suites.conformance.arrange import MakeBatch, offering, watched
+
+LAW = vocabulary("law")
+
+
+@pytest.mark.invariant("LOGP-1")
+@given(batch=batches(LAW, timed=True))
+def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
+    run = lane.run_batch(batch, family="law")
+    lane.check(logp_1(offering(run, "logprobs"), lane.target("law").logprobs))
+
+
+@pytest.mark.invariant("LOGP-1")
+@pytest.mark.parametrize("make", [ragged_eight, mixed_flags, tiny_pool_preemption])
+@pytest.mark.parametrize("family", ["walk", "law", "law-eos"])
+def test_rows_equal_the_law_in_scenarios(lane: Lane, make: MakeBatch, family: str) -> None:
+    batch = watched(make(vocabulary(family)))
+    lane.check(logp_1(lane.run_batch(batch, family=family), lane.target(family).logprobs))

@@ -1,0 +1,170 @@
+"""CONF: what an engine cannot do it declines at the door, by name, and whoever is inside notices nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
+from harness.invariants import count_1, equal_1, kv_1
+from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES, factory_of
+from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
+from harness.workloads.scenarios import plain
+from suites.conformance.arrange import WALK
+
+OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
+PROMPT = WALK.prompt(6, 0)
+FEATURES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7, "seed": 1},
+    "top_k": {"temperature": 1.0, "top_k": 3, "seed": 1},
+    "top_p": {"temperature": 1.0, "top_p": 0.9, "seed": 1},
+    "min_p": {"temperature": 1.0, "min_p": 0.1, "seed": 1},
+    "min_new_tokens": {"min_new_tokens": 3},
+    "stop_token_ids": {"stop_token_ids": (5,)},
+    "stop": {"stop": ("a",)},
+    "ignore_eos": {"ignore_eos": True},
+    "logprobs": {"logprobs": 2},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "logit_bias": {"logit_bias": ((3, 2.0),)},
+    "bad_words": {"bad_words": ((3,),)},
+    "json_schema": {"json_schema": '{"type": "object"}'},
+    "regex": {"regex": "[0-9]+"},
+    "n": {"n": 2},
+}
+BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "id_too_big": ("prompt_token_ids", {"prompt_token_ids": (*PROMPT, WALK.vocab_size)}),
+    "id_negative": ("prompt_token_ids", {"prompt_token_ids": (-1, *PROMPT)}),
+    "prompt_too_long": ("prompt_token_ids", {"prompt_token_ids": WALK.prompt(90, 3)}),
+    "bias_outside": ("logit_bias", {"sampling": SamplingParams(logit_bias=((WALK.vocab_size, 1.0),))}),
+    "stop_outside": ("stop_token_ids", {"sampling": SamplingParams(stop_token_ids=(-5,))}),
+}
+BAD_SETUPS: dict[str, Any] = {
+    "page_size": 0,
+    "num_pages": -1,
+    "chunk_size": 0,
+    "max_running": 0,
+    "context_length": 0,
+    "batch_buckets": (1, 2),
+    "dtype": "float12",
+}
+
+
+def _request(request_id: str, **fields: Any) -> Request:
+    return Request(**({"request_id": request_id, "prompt_token_ids": PROMPT} | fields))
+
+
+@pytest.mark.invariant("CONF-1")
+def test_drafter_works_or_is_declined(lane: Lane) -> None:
+    """An engine that claims the drafter must run it; one that does not must say so at start-up."""
+    claimed = lane.spec.method is None or lane.spec.method in lane.capabilities.drafters
+    requests = plain(WALK, (3, 7), (8, 8))
+    if claimed:
+        lane.check(equal_1(lane.run(requests), lane.baseline(requests)))
+        return
+    with pytest.raises(Refused, match=re.escape(str(lane.spec.method))):
+        factory_of(lane.engine).start(lane.setup())
+    with lane.start():
+        pass
+
+
+@pytest.mark.invariant("CONF-1")
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature_works_or_is_declined(lane: Lane, feature: str) -> None:
+    request = _request("asks", sampling=SamplingParams(max_new_tokens=6, **FEATURES[feature]))
+    with lane.start() as engine:
+        if feature in lane.capabilities.features:
+            lane.check(count_1(engine.run([request, _request("neighbour")])))
+            return
+        with pytest.raises(Refused, match=feature):
+            engine.run([request, _request("neighbour")])
+        lane.check(count_1(engine.run([_request("neighbour")])))
+
+
+@pytest.mark.invariant("CONF-1")
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_bad_request_is_declined_before_anyone_is_touched(lane: Lane, name: str) -> None:
+    field, fields = BAD_REQUESTS[name]
+    good = plain(WALK, (3, 7, 12), (8, 8, 8))
+    with lane.start(context_length=64) as engine:
+        with pytest.raises(ValueError, match=field):
+            engine.run([*good, _request("bad", **fields)])
+        run = engine.run(good)
+    lane.check(count_1(run) + equal_1(run, lane.baseline(good, context_length=64)))
+    if lane.capabilities.grey_box:
+        lane.check(kv_1(run))
+
+
+@pytest.mark.invariant("CONF-1")
+@pytest.mark.parametrize("field", BAD_SETUPS)
+def test_bad_setup_is_declined(lane: Lane, field: str) -> None:
+    if not lane.capabilities.grey_box and field not in lane.capabilities.features:
+        raise Refused(f"{field}: engine={lane.engine} does not claim to have it")
+    setup = replace(lane.setup(), **{field: BAD_SETUPS[field]})
+    _declined(lane, setup, field)
+
+
+@pytest.mark.invariant("CONF-1")
+def test_pool_too_small_for_a_request(lane: Lane) -> None:
+    if not lane.capabilities.grey_box:
+        raise Refused(f"num_pages: engine={lane.engine} does not claim to have pages")
+    with lane.start(page_size=4, num_pages=4) as engine:
+        with pytest.raises(ValueError, match="num_pages"):
+            engine.run(plain(WALK, (40,), (20,)))
+        run = engine.run(plain(WALK, (2,), (3,)))
+    lane.check(count_1(run))
+
+
+@pytest.mark.invariant("CONF-1")
+def test_unknown_drafter_is_declined(lane: Lane) -> None:
+    _declined(lane, replace(lane.setup(), drafter=DrafterSetup.chain("NO-SUCH-METHOD", 3)), "NO-SUCH-METHOD")
+
+
+@pytest.mark.invariant("CONF-2")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_target_is_declined(lane: Lane, fault: str, tmp_path: Path) -> None:
+    setup = lane.setup()
+    _declined(lane, replace(setup, target=mutilate(setup.target, tmp_path / "broken", FAULTS[fault])))
+
+
+@pytest.mark.invariant("CONF-2")
+@pytest.mark.drafters(*OWN_CHECKPOINT)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_drafter_is_declined(lane: Lane, fault: str, tmp_path: Path) -> None:
+    setup = lane.setup()
+    assert setup.drafter is not None
+    assert setup.drafter.model is not None
+    broken = mutilate(setup.drafter.model, tmp_path / "broken", FAULTS[fault])
+    _declined(lane, replace(setup, drafter=replace(setup.drafter, model=broken)))
+
+
+@pytest.mark.invariant("CONF-2")
+@pytest.mark.drafters(*OWN_CHECKPOINT)
+def test_foreign_drafter_is_declined(lane: Lane) -> None:
+    """A drafter of a target with another vocabulary."""
+    _declined(lane, replace(lane.setup(), drafter=lane.setup(family="law").drafter))
+
+
+@pytest.mark.invariant("CONF-2")
+def test_unknown_architecture_is_declined(lane: Lane, tmp_path: Path) -> None:
+    setup = lane.setup()
+    unknown = unknown_architecture(setup.target, tmp_path / "unknown")
+    _declined(lane, replace(setup, target=unknown), "NobodyForCausalLM|nobody")
+
+
+@pytest.mark.invariant("CONF-2")
+def test_no_checkpoint_is_declined(lane: Lane, tmp_path: Path) -> None:
+    _declined(lane, replace(lane.setup(), target=tmp_path / "nowhere"), "nowhere")
+
+
+def _declined(lane: Lane, setup: EngineSetup, pattern: str = ".") -> None:
+    with pytest.raises(ValueError, match=pattern) as caught:
+        factory_of(lane.engine).start(setup).close()
+    assert str(caught.value).strip(), "the refusal gives no reason"

@@ -1,0 +1,57 @@
+"""STATE: what an engine keeps between steps is what a fresh engine would have computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+
+from harness.invariants import state_1, state_2
+from harness.workloads.lane import Lane
+from harness.workloads.scenarios import SCENARIOS, chunked_prefill, short_prompts, tiny_pool_preemption
+from harness.workloads.strategies import Batch
+from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
+
+SNAPSHOTS = (("snapshots", True),)
+NEW_TOKENS = 9
+"""Each committed prefix is prefilled by an engine of its own, which is slow: keep them few."""
+
+
+def judge(lane: Lane, batch: Batch, family: str) -> None:
+    """Run with snapshots and compare each with a fresh prefill of the same committed tokens."""
+    lane.grey_box()
+    requests = tuple(capped(request, min(request.sampling.max_new_tokens, NEW_TOKENS)) for request in batch.requests)
+    watched = replace(batch, requests=requests, changes=batch.changes + SNAPSHOTS)
+    run = lane.run_batch(watched, family=family)
+    with lane.start(family=family, k=batch.k) as engine:
+        lane.check(state_1(run, engine.fresh_state))
+
+
+@pytest.mark.invariant("STATE-1")
+@settings(max_examples=max(3, settings().max_examples // 3))
+@given(batch=ANY_BATCH)
+def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
+    assume(any(request.sampling.max_new_tokens > 1 and request.abort_step is None for request in batch.requests[:3]))
+    judge(lane, replace(batch, requests=batch.requests[:3]), WALK.family)
+
+
+@pytest.mark.invariant("STATE-1")
+@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, chunked_prefill])
+def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
+    judge(lane, make(ROWS), ROWS.family)
+
+
+@pytest.mark.invariant("STATE-2")
+@given(batch=ANY_BATCH)
+def test_auxiliary_rows(lane: Lane, batch: Batch) -> None:
+    lane.grey_box()
+    lane.check(state_2(lane.run_batch(batch)))
+
+
+@pytest.mark.invariant("STATE-2")
+def test_auxiliary_rows_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
+    lane.grey_box()
+    for _, run in scenarios(lane):
+        lane.check(state_2(run))
+    record_examples(len(SCENARIOS))
