@@ -79,8 +79,8 @@ class SpecConfig(_FromDict):
         return self.num_steps + 1
 
     @property
-    def reserved_slots(self) -> int:
-        """KV slots that a step may write from the last committed token on: verify window or draft scratch."""
+    def window_slots(self) -> int:
+        """KV slots from the last committed token on that a verify window or the scratch of a draft takes."""
         return max(self.num_draft_tokens, self.topk * (self.num_steps - 1) + 2)
 
 
@@ -144,13 +144,15 @@ class EngineConfig(_FromDict):
 
     @property
     def reserved_slots(self) -> int:
-        return self.spec.reserved_slots if self.spec else 1
+        """KV slots that one step may write past the tokens committed before it: it commits a block, then drafts from
+        the new end."""
+        return self.max_accept_len + (self.spec.window_slots if self.spec else 1)
 
     @property
     def slack_tokens(self) -> int:
         """Tokens that a request may run past its cap on the device: the block cut by the finish, the step that
         overlap had already launched, and the window after them."""
-        return 2 * self.max_accept_len + self.reserved_slots
+        return self.max_accept_len + self.reserved_slots
 
     @property
     def max_pages_per_request(self) -> int:
