@@ -226,7 +226,8 @@ class ProposeTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyTrace:
-    """One verify step. `emitted` is [N, num_steps + 1], PLACEHOLDER after the accept length, before any finish cut.
+    """One verify step. `emitted` is [N, min(num_steps + 1, num_draft_tokens)], PLACEHOLDER after the accept length,
+    before any finish cut.
 
     `draft_token_ids` is [N, num_draft_tokens - 1]. `hidden` describes the strided output
     [N * num_draft_tokens, width]. `discarded` marks requests that had already finished (overlap scheduling).

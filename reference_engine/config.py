@@ -76,7 +76,8 @@ class SpecConfig(_FromDict):
 
     @property
     def max_accept_len(self) -> int:
-        return self.num_steps + 1
+        """A tree may hold fewer nodes than it has steps."""
+        return min(self.num_steps + 1, self.num_draft_tokens)
 
     @property
     def window_slots(self) -> int:

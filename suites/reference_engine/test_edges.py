@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.contract import Refused, Request, SamplingParams
+from harness.invariants import judge
 from harness.workloads.hostile import Constant
 from harness.workloads.lanes import LANES
 from reference_engine import EngineConfig, LLMEngine
@@ -114,3 +116,16 @@ def test_prompt_logprobs_of_an_unfinished_prefill_are_left_out(open_lane: OpenLa
     request = Request(request_id="a", prompt_token_ids=(3, 4, 5, 6), sampling=sampling, abort_step=1)
     done = open_lane("EAGLE").run([request], chunk_size=2).of("a")
     assert (done.finish_reason, done.token_ids, done.prompt_logprobs) == ("abort", (), None)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_trees_with_fewer_nodes_than_steps(open_lane: OpenLane, overlap: bool) -> None:
+    """Four steps deep, but only two drafts are kept: no block is longer than three tokens, and no buffer either."""
+    lane = open_lane("EAGLE-tree")
+    setup = lane.setup(overlap=overlap)
+    assert setup.drafter is not None
+    small = replace(setup, drafter=replace(setup.drafter, num_steps=4, num_draft_tokens=3))
+    observed = run(small, [ask(max_new_tokens=24)])
+    assert judge(observed) == []
+    assert observed.of("a").token_ids == lane.target().greedy(PROMPT, 24)
+    assert max(observed.of("a").accept_lens or ()) == 3
