@@ -116,42 +116,48 @@ def accept_2_drift(runs: Sequence[Run], by_position: bool = False) -> list[Viola
     """
     if len(runs) < 2:
         raise Misuse(f"runs={len(runs)}: must be at least 2 to show a drift")
-    out: list[Violation] = []
     first, _ = sound_completions("ACCEPT-2", runs[0])
-    compared = 0
+    out: list[Violation] = []
+    common, compared = 0, 0
     for number, run in enumerate(runs):
         found, flaws = sound_completions("ACCEPT-2", run, arm=f"run {number}: ")
         out += flaws
-        for key, done in found.items():
-            if number == 0 or key not in first:
-                continue
-            rows = (_steps(runs[0], "ACCEPT-2").get(key, []), _steps(run, "ACCEPT-2").get(key, []))
+        if by_position:
+            out += verify_rows("ACCEPT-2", run)[1] + sound_deltas("ACCEPT-2", run)[1]
+        for key in found.keys() & first.keys() if number else ():
+            common += 1
             what = f"the first of {len(runs)} runs (this is run {number})"
-            if by_position:
-                starts = (_starts(runs[0], key, rows[0]), _starts(run, key, rows[1]))
-                compared += len(starts[0].keys() & starts[1].keys())
-                out += _moved(key, starts[0], starts[1], what)
-            elif first[key].accept_lens is None or done.accept_lens is None:
-                out.append(
-                    blame("ACCEPT-2", key, f"accept_lens are missing in run {number} or the first", got="nothing")
-                )
-            else:
-                compared += 1
-                got, right = done.accept_lens, first[key].accept_lens or ()
-                out += _first_wrong("ACCEPT-2", key, got, right, rows[1], what)
+            drifted, places = (_moved if by_position else _changed)(runs[0], run, key, what)
+            out += drifted
+            compared += places
+    if common == 0 and not out:
+        raise Misuse("runs: the first and the later ones have no request in common; replay the same requests")
     if compared == 0 and not out:
-        raise Misuse("runs: no verify step is common to the first run and a later one; replay the same requests")
+        message = "no block of a later run begins where one of the first run does: nothing tells whether it drifted"
+        out.append(Violation(invariant="ACCEPT-2", message=message))
     return out
+
+
+Drifted = tuple[list[Violation], int]
+"""Violations, and how many steps were compared."""
+
+
+def _changed(first: Run, later: Run, key: Key, what: str) -> Drifted:
+    right, got = first.of(*key).accept_lens, later.of(*key).accept_lens
+    if right is None or got is None:
+        return [blame("ACCEPT-2", key, f"accept_lens are missing here or in {what}", got="nothing")], 0
+    rows = _steps(later, "ACCEPT-2").get(key, [])
+    return _first_wrong("ACCEPT-2", key, got, right, rows, what), 1
 
 
 Starts = dict[int, VerifyRow]
 """Output index at which a drafted block begins -> the verify step."""
 
 
-def _starts(run: Run, key: Key, rows: Sequence[VerifyRow]) -> Starts:
+def _starts(run: Run, key: Key) -> Starts:
     """Where each block of a request begins: the tokens that it had been given before."""
     parts, _ = sound_deltas("ACCEPT-2", run)
-    starts, given, waiting = {}, 0, list(rows)
+    starts, given, waiting = {}, 0, list(_steps(run, "ACCEPT-2").get(key, []))
     for step, delta in parts.get(key, []):
         sent = tuple(delta.token_ids)
         if waiting and sent and waiting[0].step <= step.step and waiting[0].block[: len(sent)] == sent:
@@ -160,11 +166,13 @@ def _starts(run: Run, key: Key, rows: Sequence[VerifyRow]) -> Starts:
     return starts
 
 
-def _moved(key: Key, first: Starts, later: Starts, what: str) -> list[Violation]:
+def _moved(first: Run, later: Run, key: Key, what: str) -> Drifted:
+    rights, gots = _starts(first, key), _starts(later, key)
+    places = sorted(rights.keys() & gots.keys())
     out = []
-    for start in sorted(first.keys() & later.keys()):
-        right, got = first[start], later[start]
+    for start in places:
+        right, got = rights[start], gots[start]
         if right.num_drafts == got.num_drafts and right.accept_len != got.accept_len:
             message = f"acceptance of the block at output token {start} differs from {what}"
             out.append(blame("ACCEPT-2", key, message, step=got.step, expected=right.accept_len, got=got.accept_len))
-    return out
+    return out, len(places)

@@ -225,24 +225,26 @@ def offers(run: Run) -> frozenset[str]:
         request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         for request in run.requests
     )
+    steps = run.steps if isinstance(run.steps, tuple | list) else ()
     present = {
         "completion": True,
         "hidden": any(request.return_hidden_states for request in run.requests),
         "logprobs": asked_logprobs,
         "accept_lens": any(getattr(done, "accept_lens", None) is not None for done in run.completions),
         "counters": run.counters is not None,
-        "trace": len(run.steps) > 0,
-        "propose": _any_step(run, "propose"),
-        "verify": _any_step(run, "verify"),
-        "pages": _any_step(run, "pages"),
-        "snapshots": any(getattr(step, "snapshots", ()) for step in run.steps),
-        "aux": _any_step(run, "aux_hidden_rows"),
+        "trace": len(steps) > 0,
+        "propose": any(getattr(step, "propose", None) is not None for step in steps),
+        "verify": any(getattr(step, "verify", None) is not None for step in steps),
+        "pages": any(getattr(step, "pages", None) is not None for step in steps),
+        "snapshots": any(_filled(getattr(step, "snapshots", ())) for step in steps),
+        "aux": any(getattr(step, "aux_hidden_rows", None) is not None for step in steps),
     }
     return frozenset(name for name, there in present.items() if there)
 
 
-def _any_step(run: Run, name: str) -> bool:
-    return any(getattr(step, name, None) is not None for step in run.steps)
+def _filled(value: object) -> bool:
+    """Whether a tuple holds anything; what is no tuple counts, so that its check reports it."""
+    return not isinstance(value, tuple | list) or len(value) > 0
 
 
 def applicable(run: Run) -> Iterator[tuple[Invariant, Check]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from harness.contract import HiddenStates, Run, StepTrace
+from harness.contract import Delta, HiddenStates, Run, StepTrace
 from harness.invariants.base import Key, Violation, blame, invariant
 from harness.invariants.compare import Pair, Terms, compare, paired
 from harness.invariants.rows import plain, row_errors, show_difference
@@ -75,9 +75,11 @@ class Scribbler:
     def _clone(self, step: StepTrace) -> list[_Mark]:
         fresh: list[_Mark] = []
         for delta in step.deltas:
+            if not isinstance(delta, Delta) or not isinstance(delta.decode_hidden, tuple | list):
+                continue  # nonsense is for COUNT-1 to report, not to end the run
             blocks = [] if delta.prefill_hidden is None else [delta.prefill_hidden]
             for place, tensor in enumerate([*blocks, *delta.decode_hidden]):
-                if not isinstance(tensor, torch.Tensor):  # nonsense is for COUNT-1 to report, not to end the run
+                if not isinstance(tensor, torch.Tensor):
                     continue
                 value = canary(len(self._marks) + len(fresh))
                 key, prefill = (delta.request_id, delta.index), place < len(blocks)

@@ -276,7 +276,7 @@ def _counters(live: Sequence[_Live], k: int) -> SpecCounters:
 Corruption = Callable[[Run], Run]
 
 
-def completion(request_id: str, **changes: Any) -> Corruption:
+def completion(request_id: str, /, **changes: Any) -> Corruption:
     """Replace fields of one completion; a callable value is given the completion."""
 
     def apply(run: Run) -> Run:
@@ -291,7 +291,7 @@ def edit(record: Any, changes: dict[str, Any]) -> Any:
     return replace(record, **values)
 
 
-def step(number: int, part: str | None = None, **changes: Any) -> Corruption:
+def step(number: int, part: str | None = None, /, **changes: Any) -> Corruption:
     """Replace fields of one step, or of its `part` (propose, verify, pages)."""
 
     def apply(run: Run) -> Run:
@@ -303,7 +303,7 @@ def step(number: int, part: str | None = None, **changes: Any) -> Corruption:
     return apply
 
 
-def delta(number: int, request_id: str, **changes: Any) -> Corruption:
+def delta(number: int, request_id: str, /, **changes: Any) -> Corruption:
     """Replace fields of what one step delivered to one request."""
 
     def apply(run: Run) -> Run:
@@ -313,7 +313,7 @@ def delta(number: int, request_id: str, **changes: Any) -> Corruption:
     return apply
 
 
-def snapshot(number: int, of: str, **changes: Any) -> Corruption:
+def snapshot(number: int, of: str, /, **changes: Any) -> Corruption:
     """Replace fields of the snapshot of one owner after one step."""
 
     def apply(run: Run) -> Run:

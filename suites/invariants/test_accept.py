@@ -88,7 +88,7 @@ def test_drift_of_a_replayed_prompt_is_red_in_the_run_where_it_begins() -> None:
     found = accept_2_drift([first, first, later])
     assert_red(found, "ACCEPT-2", "(this is run 2)", request_id="b", row=1, step=2, expected=4, got=2)
     gone = completion("b", accept_lens=None)(first)
-    assert_red(accept_2_drift([first, gone]), "ACCEPT-2", "missing in run 1", request_id="b")
+    assert_red(accept_2_drift([first, gone]), "ACCEPT-2", "missing here or in the first", request_id="b")
 
 
 def test_drift_by_position_ignores_where_blocks_begin() -> None:
@@ -114,6 +114,14 @@ def test_drift_by_position_skips_steps_that_drafted_other_numbers() -> None:
     halved = step(1, "verify", draft_token_ids=fewer, accept_lens=(1,))(whole)
     halved = delta(1, "a", token_ids=lambda d: d.token_ids[:1])(halved)
     assert accept_2_drift([whole, halved], by_position=True) == []
+
+
+def test_drift_by_position_does_not_pass_for_want_of_a_common_place() -> None:
+    whole = good_run([request("a", (1, 2, 3))], {"a": [3, 1, 4]})
+    found = accept_2_drift([whole, delta(0, "a", token_ids=())(whole)], by_position=True)
+    assert found
+    silent = replace(whole, steps=())
+    assert_red(accept_2_drift([whole, silent], by_position=True), "ACCEPT-2", "nothing tells whether it drifted")
 
 
 def test_drift_refuses_series_that_show_nothing() -> None:
