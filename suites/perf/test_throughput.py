@@ -1,0 +1,147 @@
+"""The reference engine against transformers' batched `generate`: same checkpoint, machine and run, rounds interleaved.
+
+Wall time is reported, not judged. What is judged is counted: target forwards under full acceptance.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from harness.contract import DrafterSetup, EngineSetup, Request, Run, SamplingParams
+from harness.engines import engine_factory
+from harness.known_answer import build
+from harness.workloads.random_checkpoints import random_checkpoint
+from reference_engine import EngineConfig, LLMEngine
+from reference_engine import SamplingParams as EngineSamplingParams
+
+pytestmark = pytest.mark.perf
+
+BATCH, PROMPT_LEN, NUM_TOKENS, ROUNDS = 8, 16, 128, 5
+CONTEXT = PROMPT_LEN + NUM_TOKENS
+
+Tokens = list[list[int]]
+
+
+@pytest.fixture(scope="module", params=["known-answer walk", "random llama 4 x 256"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("perf")
+    if request.param == "known-answer walk":
+        (folder,) = build(directory, ["walk"])
+        return folder / "target"
+    return random_checkpoint(
+        directory,
+        seed=0,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        initializer_range=0.12,
+    )
+
+
+def prompts() -> Tokens:
+    """Equal lengths, so that transformers needs no padding; ids that every checkpoint here has."""
+    rng = random.Random(0)
+    return [[rng.randrange(1, 60) for _ in range(PROMPT_LEN)] for _ in range(BATCH)]
+
+
+def reference(checkpoint: Path) -> Callable[[], Tokens]:
+    """Neither traces nor poison, and no prefix cache: later rounds must not profit from earlier ones."""
+    config = EngineConfig(model=checkpoint, context_length=CONTEXT, max_running=BATCH, prefix_cache=False, poison=False)
+    engine = LLMEngine(config)
+    params = EngineSamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
+
+    def run() -> Tokens:
+        tokens: dict[str, list[int]] = {str(index): [] for index in range(BATCH)}
+        for index, prompt in enumerate(prompts()):
+            engine.add_request(str(index), prompt, params)
+        while engine.has_unfinished:
+            for output in engine.step().outputs:
+                tokens[output.request_id] += output.token_ids
+        return list(tokens.values())
+
+    return run
+
+
+def fastest_generate(checkpoint: Path) -> tuple[str, Callable[[], Tokens]]:
+    """transformers with whichever of its caches is faster here."""
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig()
+    input_ids = torch.tensor(prompts())
+    mask = torch.ones_like(input_ids)
+
+    def run(cache: str) -> Tokens:
+        config = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, cache_implementation=cache)
+        with torch.inference_mode():
+            output = model.generate(input_ids, attention_mask=mask, generation_config=config)
+        return [row[PROMPT_LEN:] for row in output.tolist()]
+
+    ways = {cache: partial(run, cache) for cache in ("dynamic", "static")}
+    best = min(ways, key=lambda cache: min(seconds(ways[cache]) for _ in range(2)))
+    return best, ways[best]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def test_throughput(
+    benchmark: BenchmarkFixture,
+    checkpoint: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours = reference(checkpoint)
+    cache, theirs = fastest_generate(checkpoint)
+    assert ours() == theirs()
+    others: list[float] = []
+    # The other side runs as the set-up of each round: its time is taken between two of ours.
+    benchmark.pedantic(ours, setup=lambda: others.append(seconds(theirs)), rounds=ROUNDS, iterations=1)
+    total = BATCH * NUM_TOKENS
+    rates = {"reference": total / benchmark.stats.stats.median, "transformers": total / statistics.median(others)}
+    ratio = rates["reference"] / rates["transformers"]
+    benchmark.extra_info.update(tokens_per_second=rates, ratio=ratio, transformers_cache=cache)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{request.node.callspec.id}: reference {rates['reference']:.0f} tokens/s, transformers ({cache} cache) "
+            f"{rates['transformers']:.0f} tokens/s, ratio {ratio:.2f}\n"
+        )
+
+
+def target_forwards(run: Run) -> tuple[int, int]:
+    """(in prefill steps, in decode steps)."""
+    prefill = sum(step.target_forwards for step in run.steps if step.kind == "extend")
+    return prefill, sum(step.target_forwards for step in run.steps) - prefill
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_target_forwards_at_full_acceptance(tmp_path: Path, k: int) -> None:
+    """128 tokens after the one that the prefill gives: k + 1 of them for each target forward instead of one."""
+    (folder,) = build(tmp_path, ["walk-perfect"])
+    params = SamplingParams(max_new_tokens=1 + NUM_TOKENS, ignore_eos=True)
+    asked = [Request(request_id=str(i), prompt_token_ids=tuple(p), sampling=params) for i, p in enumerate(prompts())]
+    runs = [
+        engine_factory("reference").start(EngineSetup(target=folder / "target", drafter=drafter)).run(asked)
+        for drafter in (None, DrafterSetup.chain("STANDALONE", k, folder / "standalone"))
+    ]
+    plain, speculative = (target_forwards(run) for run in runs)
+    assert [done.token_ids for done in runs[0].completions] == [done.token_ids for done in runs[1].completions]
+    assert speculative[0] == plain[0] == 1
+    assert plain[1] == NUM_TOKENS
+    assert speculative[1] <= plain[1] // (k + 1)
