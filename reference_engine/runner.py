@@ -37,6 +37,7 @@ class Runner:
         self.random = random
         self.device = torch.device(config.device)
         self.num_target_forwards = 0
+        self._aux_rows: tuple[int, int] | None = None
         self._sampling: tuple[list[RequestState], int, SamplingBatch] | None = None
 
     def launch(self, batch: Batch) -> StepResult:
@@ -75,6 +76,9 @@ class Runner:
         self.num_target_forwards += 1
         aux_layer_ids = self.drafter.aux_layer_ids if self.drafter else ()
         hidden, aux = self.target.forward(token_ids, context, self.cache, aux_layer_ids)
+        if aux_layer_ids:
+            # Counted where they are collected: what comes after may stretch or cut them.
+            self._aux_rows = (0 if aux is None else aux.shape[0] * aux.shape[1], token_ids.numel())
         return hidden, aux, context.write_slots
 
     def _extend(self, batch: Batch) -> StepResult:
@@ -227,9 +231,7 @@ class Runner:
                 sampled=result.emitted,
                 token_ids=drafts[:size].clone(),
             )
-            if drafter.aux_layer_ids:
-                expected = rows.numel() * token_ids.shape[1]
-                result.trace.aux_rows = (hidden.shape[0] * hidden.shape[1], expected)
+            result.trace.aux_rows = self._aux_rows
 
     def _logprobs(self, batch: Batch, logits: torch.Tensor, emitted: torch.Tensor) -> LogprobTensors | None:
         wanted = [r.sampling.logprobs for r in batch.requests if r.sampling.logprobs is not None]
