@@ -93,6 +93,7 @@ def drive(run: Run, by_hand: Probe) -> Run:
     inputs = by_hand.inputs
     rows = len(inputs.rows)
     last = inputs.history[inputs.rows, inputs.seq_lens - 1]
+    by_hand.steps.clear()
     for width in range(1, run.setup.drafter.num_steps + 2):
         full = last[:, None].repeat(1, width)
         lengths = torch.arange(rows) % (width + 1)
@@ -104,15 +105,11 @@ def drive(run: Run, by_hand: Probe) -> Run:
     return replace(run, steps=tuple(by_hand.steps))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_without_the_bug(drafter: Lane, k: int) -> None:
-    assert shape_1(drive(*probe(drafter, k))) == []
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_width_of_the_sampled_tokens_comes_back(drafter: Lane, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red at every width but one, which is why one width proves nothing."""
     run, by_hand = probe(drafter, k)
+    assert shape_1(drive(run, by_hand)) == []
     plant(monkeypatch)
     driven = drive(run, by_hand)
     proposes = {step.step: step.propose for step in driven.steps if step.propose is not None}
@@ -141,9 +138,9 @@ def test_one_column_of_the_sampled_tokens_is_still_their_memory(drafter: Lane, m
     assert alias_2(run)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_drafts_do_not_depend_on_the_width(drafter: Lane, k: int) -> None:
+def test_drafts_do_not_depend_on_the_width(drafter: Lane) -> None:
     """The same last token in one column or in k + 1 with unused ones behind it: the same drafts."""
+    k = 2
     _, by_hand = probe(drafter, k)
     inputs = by_hand.inputs
     last = inputs.history[inputs.rows, inputs.seq_lens - 1][:, None]

@@ -1,0 +1,128 @@
+"""Sampled requests end to end: a seeded one gives the same tokens however it is run, and options keep their promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.contract import EngineSetup, Request, Run
+from harness.oracles.sampling import History, next_token_law, support
+from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES
+from suites.reference_engine.conftest import OpenLane
+from suites.reference_engine.support import ask, drawn, run
+
+SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
+PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
+CELLS = [(name, "greedy") for name in SPECULATIVE] + [(name, "probabilistic") for name in PROBABILISTIC]
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 4, "presence_penalty": 0.8},
+    {"temperature": 1.5, "top_p": 0.8, "logit_bias": ((3, 2.0),), "logprobs": 2},
+    {"temperature": 1.0, "min_p": 0.1, "repetition_penalty": 1.3, "min_new_tokens": 6, "stop_token_ids": (5, 6)},
+    {"temperature": 0.0, "frequency_penalty": 0.5},
+)
+
+TROUBLE: dict[str, Any] = {"chunk_size": 3, "num_pages": 12, "page_size": 4, "max_running": 4, "batch_buckets": (3, 4)}
+"""Prefills in chunks, a pool that holds two requests at most, padded batches."""
+
+
+def requests(count: int = 5) -> list[Request]:
+    return [
+        ask(f"r{i}", [3 + (i + j) % 12 for j in range(2 + 3 * i)], seed=40 + i, max_new_tokens=10, **options)
+        for i, options in enumerate(OPTIONS[:count])
+    ]
+
+
+def tokens(observed: Run) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(done.request_id, done.index): done.token_ids for done in observed.completions}
+
+
+def solos(setup: EngineSetup, batch: list[Request]) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {key: ids for request in batch for key, ids in tokens(run(setup, [request])).items()}
+
+
+@pytest.mark.parametrize(("name", "method"), CELLS)
+def test_a_seed_gives_the_same_tokens_however_it_is_run(open_lane: OpenLane, name: str, method: str) -> None:
+    """Alone, in a batch, again on a warm engine, and in the worst of schedules with preemptions (and overlap). Each
+    token has a chance under the options of its request, given what came before it."""
+    lane = open_lane(name)
+    setup = drawn(lane.setup(family="law"), method)
+    batch = requests()
+    together = run(setup, batch)
+    for request, output, token in emitted(together):
+        assert token in support(oracle_law(lane, request, output))
+    assert tokens(run(setup, batch[::-1], warm=True)) == tokens(together)
+    assert solos(setup, batch[1:4]).items() <= tokens(together).items()
+    troubled = run(replace(setup, overlap=method == "greedy", **TROUBLE), batch)
+    assert tokens(troubled) == tokens(together)
+    assert sum(len(step.preempted) for step in troubled.steps) > 0
+
+
+def emitted(observed: Run) -> Iterator[tuple[Request, tuple[int, ...], int]]:
+    """Every token with its request and the output before it."""
+    for done in observed.completions:
+        for place, token in enumerate(done.token_ids):
+            yield observed.request(done.request_id), done.token_ids[:place], token
+
+
+def oracle_law(lane: Lane, request: Request, output: tuple[int, ...]) -> Any:
+    """The closed form of the target's law under the plain float64 processors."""
+    target = lane.target("law")
+    logits = target.logprobs((*request.prompt_token_ids, *output)).numpy()
+    stops = {*request.sampling.stop_token_ids, target.eos_token_id}
+    return next_token_law(logits, request.sampling, History(request.prompt_token_ids, output), stop_ids=stops)
+
+
+@pytest.mark.parametrize(("name", "method"), [("EAGLE", "probabilistic"), ("EAGLE-tree", "greedy"), ("MTP", "greedy")])
+def test_several_samples_are_as_many_seeded_requests(open_lane: OpenLane, name: str, method: str) -> None:
+    """Sample i of seed s is the request with seed s + i; no two of five are the same."""
+    setup = drawn(open_lane(name).setup(family="law", max_running=3), method)
+    one = ask(temperature=1.0, seed=7, n=5, max_new_tokens=12)
+    together = tokens(run(setup, [one]))
+    assert set(together) == {("a", index) for index in range(5)}
+    assert len(set(together.values())) == 5
+    for index in (0, 3):
+        single = ask(temperature=1.0, seed=7 + index, max_new_tokens=12)
+        assert run(setup, [single]).of("a").token_ids == together["a", index]
+
+
+def test_unseeded_requests_differ(open_lane: OpenLane) -> None:
+    observed = run(open_lane("EAGLE").setup(family="law"), [ask(f"r{i}", temperature=1.0, n=2) for i in range(3)])
+    assert len(set(tokens(observed).values())) == 6
+
+
+def greedy_by_oracle(lane: Lane, request: Request) -> tuple[int, ...]:
+    """Token by token, to a stop or the cap."""
+    output: tuple[int, ...] = ()
+    stops = {*request.sampling.stop_token_ids, lane.target("law").eos_token_id}
+    while len(output) < request.sampling.max_new_tokens and not stops.intersection(output):
+        output = (*output, int(oracle_law(lane, request, output).argmax()))
+    return output
+
+
+LOOKING_BACK: tuple[dict[str, Any], ...] = (
+    {"presence_penalty": -2.5},
+    {"frequency_penalty": 1.5, "logit_bias": ((4, 9.0), (9, 8.0))},
+    {"repetition_penalty": 0.4},
+    {"repetition_penalty": 1.6, "presence_penalty": 1.0, "logit_bias": ((0, 7.0),)},
+    {"presence_penalty": -2.0, "min_new_tokens": 11, "stop_token_ids": (13, 7, 14)},
+    {"min_new_tokens": 5, "stop_token_ids": (0, 1, 4, 6, 7, 10, 11, 12, 13, 14, 15)},
+)
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+def test_penalties_and_minima_see_the_drafts_of_their_window(open_lane: OpenLane, name: str) -> None:
+    """Greedy, all in one batch: as without a drafter, as the oracle says, and not as without the option."""
+    lane = open_lane(name)
+    batch = [ask(f"r{i}", max_new_tokens=20, **fields) for i, fields in enumerate(LOOKING_BACK)]
+    drafted, plain = run(lane.setup(family="law", k=4), batch), run(lane.setup(family="law", speculative=False), batch)
+    for request in batch:
+        done = drafted.of(request.request_id)
+        assert done.token_ids == greedy_by_oracle(lane, request)
+        assert done.token_ids == plain.of(request.request_id).token_ids
+        assert done.token_ids != lane.target("law").greedy(request.prompt_token_ids, 20)[: len(done.token_ids)]
