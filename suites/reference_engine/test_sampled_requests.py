@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.contract import EngineSetup, Request, Run
 from harness.oracles.sampling import History, next_token_law, support
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
+from reference_engine import EngineConfig, LLMEngine, SpecConfig
+from reference_engine import SamplingParams as EngineParams
+from reference_engine.sampling.random import CounterRandom, Stream
 from suites.reference_engine.conftest import OpenLane
-from suites.reference_engine.support import ask, drawn, run
+from suites.reference_engine.support import PROMPT, ask, drawn, run
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
@@ -91,6 +95,42 @@ def test_several_samples_are_as_many_seeded_requests(open_lane: OpenLane, name: 
         assert run(setup, [single]).of("a").token_ids == together["a", index]
 
 
+class Recorder:
+    """Counter-based numbers, and a record of what was asked: (stream, first position, seed) of the first row."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+        self.asked.append((int(stream), int(positions.flatten()[0]), int(seeds.flatten()[0])))
+        return CounterRandom().uniform(seeds, positions, stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("STANDALONE", "probabilistic"), ("EAGLE", "greedy"), ("EAGLE-tree", "greedy")]
+)
+def test_numbers_are_asked_for_the_positions_that_they_decide(open_lane: OpenLane, name: str, method: str) -> None:
+    """Verification decides positions from the committed length on, drafting those behind the tokens just emitted: no
+    number ever decides two tokens."""
+    drafter = drawn(open_lane(name).setup(family="law"), method).drafter
+    assert drafter is not None
+    spec = SpecConfig(**{field.name: getattr(drafter, field.name) for field in fields(SpecConfig)})
+    random = Recorder()
+    engine = LLMEngine(EngineConfig(model=open_lane(name).setup(family="law").target, spec=spec), random)
+    engine.add_request("a", PROMPT, EngineParams(temperature=1.0, seed=9, max_new_tokens=20))
+    length = len(PROMPT)
+    while engine.has_unfinished:
+        random.asked.clear()
+        delivered = engine.step().outputs
+        verdicts = {position for stream, position, _ in random.asked if stream != Stream.DRAFT}
+        drafts = [position for stream, position, _ in random.asked if stream == Stream.DRAFT]
+        assert verdicts == {length}
+        assert {seed for *_, seed in random.asked} == {9}
+        length += sum(len(output.token_ids) for output in delivered)
+        if method == "probabilistic" and not any(output.finish_reason for output in delivered):
+            assert drafts == [length, length + 1, length + 2]
+
+
 def test_unseeded_requests_differ(open_lane: OpenLane) -> None:
     observed = run(open_lane("EAGLE").setup(family="law"), [ask(f"r{i}", temperature=1.0, n=2) for i in range(3)])
     assert len(set(tokens(observed).values())) == 6
@@ -107,6 +147,8 @@ def greedy_by_oracle(lane: Lane, request: Request) -> tuple[int, ...]:
 
 LOOKING_BACK: tuple[dict[str, Any], ...] = (
     {"presence_penalty": -2.5},
+    {"presence_penalty": -8.0},
+    {"frequency_penalty": 8.0, "logit_bias": ((7, 20.0),)},
     {"frequency_penalty": 1.5, "logit_bias": ((4, 9.0), (9, 8.0))},
     {"repetition_penalty": 0.4},
     {"repetition_penalty": 1.6, "presence_penalty": 1.0, "logit_bias": ((0, 7.0),)},
