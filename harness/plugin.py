@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"fast": 6, "full": 60}
 """hypothesis examples per property test, by tier."""
+
+AT_THE_DOOR = {"CONF-1", "CONF-2"}
+"""Invariants about start-up: their tests expect refusals."""
 
 MARKERS = (
     "invariant(id, ...): the catalogue ids that the test checks; its result goes into those cells of the scorecard",
@@ -63,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     _load_hypothesis_profile(EXAMPLES[config.getoption("--tier")], shrink=not config.getoption("--no-shrink"))
+    _refuse_unknown_names(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     config.pluginmanager.register(Deadline(config.getoption("--deadline")), "draftproof-deadline")
 
@@ -86,6 +90,23 @@ def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
     settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def _refuse_unknown_names(config: pytest.Config) -> None:
+    """Raises UsageError for an engine, lane or invariant that there is not."""
+    engine, drafters, invariants = (config.getoption(name) for name in ("--engine", "--drafter", "--invariant"))
+    if engine == "reference" and not drafters and not invariants:
+        return
+    from harness.workloads.lanes import LANES, catalogue, factory_of
+
+    for option, names, known in (("--drafter", drafters, LANES), ("--invariant", invariants, catalogue())):
+        for name in names:
+            if name not in known:
+                raise pytest.UsageError(f"{option} {name}: there is none of that name; choose from {', '.join(known)}")
+    try:
+        factory_of(engine)
+    except ValueError as error:
+        raise pytest.UsageError(f"--engine: {error}") from error
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per drafter lane to which all of its invariants apply."""
     if "lane" not in metafunc.fixturenames:
@@ -93,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from harness.workloads.lanes import LANES
 
     only = metafunc.definition.get_closest_marker("drafters")
-    chosen = _known(metafunc.config.getoption("--drafter"), LANES, "--drafter") or list(LANES)
+    chosen = metafunc.config.getoption("--drafter") or list(LANES)
     ids = invariant_ids(metafunc.definition)
     names = [
         name
@@ -126,11 +147,12 @@ def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
         seed(int(session_seed))(item.function)
 
 
-def _known(names: list[str], known: Collection[str], option: str) -> list[str]:
-    for name in names:
-        if name not in known:
-            raise pytest.UsageError(f"{option} {name!r}: no such lane; choose from {', '.join(known)}")
-    return names
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Ask once whether the engine takes the drafter at all, instead of in every example of every property."""
+    lane = getattr(item, "funcargs", {}).get("lane")
+    if lane is not None and not AT_THE_DOOR & set(invariant_ids(item)):
+        lane.knock()
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ class Lane:
         self._reproducer = reproducer
         self._runs = runs or RunCache()
         self._capabilities: Capabilities | None = None
+        self._door: str | None = None
 
     def __repr__(self) -> str:
         return f"<{self.engine} with {self.spec.name}>"
@@ -84,6 +85,17 @@ class Lane:
             with self.start(speculative=False) as engine:
                 self._capabilities = engine.capabilities
         return self._capabilities
+
+    def knock(self) -> None:
+        """Raises `Refused` when the engine declines this drafter in its plainest set-up."""
+        if self._door is None:
+            try:
+                self._factory.start(self.setup()).close()
+                self._door = ""
+            except Refused as refusal:
+                self._door = str(refusal) or "no reason given"
+        if self._door:
+            raise Refused(self._door)
 
     def target(self, family: str = "walk", dtype: DType = "float32") -> Target:
         """Closed form of the target that this lane's engine loads."""

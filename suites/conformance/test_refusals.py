@@ -115,7 +115,7 @@ def test_bad_setup_is_declined(lane: Lane, field: str) -> None:
 def test_pool_too_small_for_a_request(lane: Lane) -> None:
     if not lane.capabilities.grey_box:
         raise Refused(f"num_pages: engine={lane.engine} does not claim to have pages")
-    with lane.start(page_size=4, num_pages=4) as engine:
+    with lane.start(page_size=4, num_pages=10) as engine:
         with pytest.raises(ValueError, match="num_pages"):
             engine.run(plain(WALK, (40,), (20,)))
         run = engine.run(plain(WALK, (2,), (3,)))

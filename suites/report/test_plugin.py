@@ -1,0 +1,152 @@
+"""The plugin on engines with planted faults: what is printed, what is written, and that it can be reproduced."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = "suites/conformance/test_count.py"
+
+
+class Inner(NamedTuple):
+    """A pytest run inside this one."""
+
+    code: int
+    output: str
+    cells: list[dict[str, Any]]
+
+
+Run = Callable[..., Inner]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> Iterator[Run]:
+    """Run the conformance tests in this process, which spares the import of torch; hypothesis is left as it was."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    scorecard = tmp_path / "scorecard.json"
+    options = ["-q", "--no-shrink", "-p", "no:cacheprovider", "--scorecard", str(scorecard)]
+    seed = f"--hypothesis-seed={pytestconfig.getoption('hypothesis_seed')}"
+
+    def inner(*arguments: str) -> Inner:
+        capfd.readouterr()
+        code = pytest.main([*arguments, *options, seed])
+        cells = json.loads(scorecard.read_text(encoding="utf-8")) if scorecard.exists() else []
+        captured = capfd.readouterr()
+        return Inner(int(code), captured.out + captured.err, cells)
+
+    name = settings.get_current_profile_name()
+    profile = settings.get_profile(name)
+    yield inner
+    settings.register_profile(name, profile)
+    settings.load_profile(name)
+
+
+def planted(name: str) -> list[str]:
+    return ["--engine", f"suites.report.planted:{name}"]
+
+
+def failing_example(output: str) -> str:
+    match = re.search(r"batch=Batch\((.*?)You can reproduce", output, flags=re.DOTALL)
+    assert match is not None, output
+    return match.group(1)
+
+
+def test_a_failure_says_where_and_how_to_see_it_again(run: Run, tmp_path: Path) -> None:
+    test = f"{COUNT}::test_rows_per_token[STANDALONE]"
+    code, output, cells = run(test, *planted("WrongUsage"))
+    assert code == pytest.ExitCode.TESTS_FAILED
+    for word in ("COUNT-1: usage.completion_tokens", "where:", "expected:", "got:", "reproduce: "):
+        assert word in output
+    (cell,) = cells
+    assert (cell["drafter"], cell["invariant"], cell["status"]) == ("STANDALONE", "COUNT-1", "fail")
+    command = cell["failures"][0]["reproduce"]
+    assert test in command
+    again = _shell(command, "--no-shrink", "--scorecard", str(tmp_path / "again.json"))
+    assert again.returncode == pytest.ExitCode.TESTS_FAILED
+    assert failing_example(again.stdout) == failing_example(output)
+
+
+def _shell(command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        [*shlex.split(command), *options], cwd=ROOT, env=inherited, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_refused_drafter_is_no_failure(run: Run) -> None:
+    code, output, cells = run(COUNT, *planted("RefusesDrafters"), "--drafter", "EAGLE")
+    assert code == pytest.ExitCode.OK, output
+    assert {cell["status"] for cell in cells} == {"refused"}
+    assert all("leave it out" in cell["message"] for cell in cells)
+
+
+def test_a_hang_fails_and_the_run_goes_on(run: Run) -> None:
+    tests = [f"{COUNT}::test_rows_per_token[{drafter}]" for drafter in ("EAGLE", "none")]
+    code, output, cells = run(*tests, *planted("Hangs"), "--deadline", "2")
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert {cell["drafter"]: cell["status"] for cell in cells}["EAGLE"] == "fail"
+    assert len(cells) == 2
+    assert "no answer within 2 s" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--drafter", "EAGEL"), ("--invariant", "COUNT-9"), ("--engine", "nobody"), ("--engine", "no.x:Y")],
+)
+def test_a_wrong_name_is_named(run: Run, option: str, name: str) -> None:
+    code, output, cells = run(COUNT, option, name)
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert name in output
+    assert not cells
+
+
+SMALL_SUITE = """
+import pytest
+
+@pytest.mark.invariant("COUNT-1")
+@pytest.mark.drafters("none", "EAGLE")
+def test_something(lane, record_examples):
+    record_examples(17)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers: str) -> None:
+    suite = pytester.mkdir("suites") / "conformance"
+    suite.mkdir()
+    (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
+    arguments = ["suites", "-n", workers, "--drafter", "EAGLE", "--drafter", "none"]
+    start = pytester.runpytest_inprocess if workers == "0" else pytester.runpytest_subprocess
+    result = start(*arguments, "--invariant", "COUNT-1", "--invariant", "KV-1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*COUNT-1*17*17*", "*KV-1*ERROR*ERROR*", "*error KV-1 EAGLE: no test ran*"])
+    cells = json.loads((pytester.path / "build" / "scorecard.json").read_text(encoding="utf-8"))
+    assert [(cell["drafter"], cell["invariant"], cell["status"], cell["examples"]) for cell in cells] == [
+        ("EAGLE", "COUNT-1", "pass", 17),
+        ("EAGLE", "KV-1", "error", 0),
+        ("none", "COUNT-1", "pass", 17),
+        ("none", "KV-1", "error", 0),
+    ]
+
+
+@pytest.mark.parametrize("narrowed", [("--invariant", "COUNT-1"), ("-k", "something")])
+def test_what_was_not_asked_for_is_not_missed(pytester: pytest.Pytester, narrowed: tuple[str, str]) -> None:
+    suite = pytester.mkdir("suites") / "conformance"
+    suite.mkdir()
+    (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
+    assert pytester.runpytest_inprocess("suites", "--drafter", "none", *narrowed).ret == pytest.ExitCode.OK
