@@ -124,7 +124,7 @@ def accept_2_drift(runs: Sequence[Run], by_position: bool = False) -> list[Viola
         out += flaws
         if by_position:
             out += verify_rows("ACCEPT-2", run)[1] + sound_deltas("ACCEPT-2", run)[1]
-        for key in found.keys() & first.keys() if number else ():
+        for key in [key for key in found if number and key in first]:
             common += 1
             what = f"the first of {len(runs)} runs (this is run {number})"
             drifted, places = (_moved if by_position else _changed)(runs[0], run, key, what)
