@@ -43,8 +43,10 @@ def test_any_schedule(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.drafters("STANDALONE", "EAGLE", "EAGLE3", "MTP", "CUSTOM")
 @given(batch=ROW_BATCH)
 def test_drafters_that_read_history(lane: Lane, batch: Batch) -> None:
+    """Chains only: which nodes a tree keeps hangs on the drafter's probabilities, and here some are exactly equal."""
     run = offering(lane.run_batch(batch, family=ROWS.family), "accept_lens")
     lane.check(accept_1(run, closed_form(lane, run, ROWS.family)))
 
