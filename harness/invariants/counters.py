@@ -34,12 +34,12 @@ def count_2(run: Run) -> list[Violation]:
         return [*out, Violation(invariant="COUNT-2", message=message)]
     if not isinstance(run.counters, SpecCounters):
         return [*out, Violation(invariant="COUNT-2", message="counters are not SpecCounters", got=repr(run.counters))]
-    return out + _counters(run.counters, pairs)
+    return out + _counters(run.counters, pairs, 0 if run.setup.drafter is None else run.setup.drafter.num_steps)
 
 
-def _counters(reported: SpecCounters, pairs: Sequence[tuple[int, int]]) -> list[Violation]:
+def _counters(reported: SpecCounters, pairs: Sequence[tuple[int, int]], num_steps: int) -> list[Violation]:
     per_position = tuple(reported.accepted_per_position)
-    width = max([len(per_position), *(accept_len - 1 for _, accept_len in pairs)])
+    width = max(len(per_position), num_steps)
     said = {
         "num_drafts": reported.num_drafts,
         "num_draft_tokens": reported.num_draft_tokens,

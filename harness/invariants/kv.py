@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -92,10 +93,10 @@ def _overlaps(run: Run, step: StepTrace, ledger: PageLedger) -> Iterator[Violati
 
 def _conserved(step: StepTrace, ledger: PageLedger) -> Iterator[Violation]:
     known = {*ledger.free, *ledger.cached, *(page for pages in ledger.held.values() for page in pages)}
-    lost = sorted(set(range(ledger.total)) - known)
-    if lost:
-        message = f"{len(lost)} pages leaked: neither free, nor cached, nor held by anyone"
-        got = ledger.total - len(lost)
+    got = sum(0 <= page < ledger.total for page in known)
+    if got < ledger.total:
+        lost = list(islice((page for page in range(ledger.total) if page not in known), 16))
+        message = f"{ledger.total - got} pages leaked: neither free, nor cached, nor held by anyone"
         yield Violation(
             invariant="KV-1",
             step=step.step,
@@ -103,7 +104,7 @@ def _conserved(step: StepTrace, ledger: PageLedger) -> Iterator[Violation]:
             message=message,
             expected=ledger.total,
             got=got,
-            origin=f"pages {lost[:16]}",
+            origin=f"pages {lost}",
         )
 
 

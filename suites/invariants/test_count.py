@@ -112,6 +112,11 @@ def test_count_2_does_not_count_discarded_rows() -> None:
     assert count_2(spared) == []
 
 
+def test_count_2_survives_an_accept_length_of_uninitialised_memory() -> None:
+    run = step(2, "verify", accept_lens=(1, 10**12))(good_run())
+    assert_red(count_2(run), "COUNT-2", "num_accepted_tokens", expected=10**12 + 5, got=9)
+
+
 def test_count_2_needs_something_to_recount() -> None:
     run = replace(good_run(), steps=())
     assert_red(count_2(completion("a", accept_lens=None)(run)), "COUNT-2", "cannot be recounted")

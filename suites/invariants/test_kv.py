@@ -44,6 +44,7 @@ PAGE_FAULTS: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("stranger", step(1, "pages", held=lambda p: {**p.held, "z#0": ()}), "no request of this run", {}),
     ("shared by nobody", step(1, "pages", shared=(9,)), "is shared, though nobody", {"row": 9}),
     ("total", step(1, "pages", total=PAGES + 1), "number of pages changed", {"expected": PAGES, "got": PAGES + 1}),
+    ("huge total", step(1, "pages", total=10**12), "pages leaked", {"expected": 10**12, "got": PAGES}),
     ("no ledger", step(1, pages=None), "no page ledger", {}),
     ("nonsense", step(1, "pages", free=("one",)), "does not hold integers", {}),
 ]
