@@ -73,6 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
     from hypothesis import HealthCheck, Phase, settings
+    from hypothesis.internal.conjecture import providers
+
+    # Constants of whatever modules happen to be loaded would go into the examples, so that a seed would mean one thing
+    # in a whole run and another when a test runs alone.
+    assert hasattr(providers, "is_local_module_file"), "hypothesis has moved what finds constants of local modules"
+    providers.is_local_module_file = lambda _path: False
 
     slow_engine = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
     # The explain phase runs the engine hundreds of times more to say little.

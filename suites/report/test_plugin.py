@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,9 @@ def run(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    # A test module keeps the hypothesis profile under which it was imported: the inner run must import its own.
+    for name in [name for name in sys.modules if name.startswith("suites.conformance.test_")]:
+        monkeypatch.delitem(sys.modules, name)
     scorecard = tmp_path / "scorecard.json"
     options = ["-q", "--no-shrink", "-p", "no:cacheprovider", "--scorecard", str(scorecard)]
     seed = f"--hypothesis-seed={pytestconfig.getoption('hypothesis_seed')}"
