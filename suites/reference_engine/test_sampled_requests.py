@@ -126,6 +126,7 @@ def test_numbers_are_asked_for_the_positions_that_they_decide(open_lane: OpenLan
         drafts = [position for stream, position, _ in random.asked if stream == Stream.DRAFT]
         assert verdicts == {length}
         assert {seed for *_, seed in random.asked} == {9}
+        assert len(set(random.asked)) == len(random.asked), "one number for two decisions"
         length += sum(len(output.token_ids) for output in delivered)
         if method == "probabilistic" and not any(output.finish_reason for output in delivered):
             assert drafts == [length, length + 1, length + 2]
@@ -168,3 +169,13 @@ def test_penalties_and_minima_see_the_drafts_of_their_window(open_lane: OpenLane
         assert done.token_ids == greedy_by_oracle(lane, request)
         assert done.token_ids == plain.of(request.request_id).token_ids
         assert done.token_ids != lane.target("law").greedy(request.prompt_token_ids, 20)[: len(done.token_ids)]
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+def test_a_stop_right_behind_the_minimum(open_lane: OpenLane, name: str) -> None:
+    """At every place of a block: one token earlier it would have been held back, here it must not be."""
+    lane = open_lane(name)
+    stream = lane.target("law").greedy(PROMPT, 12)
+    batch = [ask(f"r{least}", min_new_tokens=least, stop_token_ids=(stream[least],)) for least in range(8)]
+    for least, done in enumerate(run(lane.setup(family="law", k=4), batch).completions):
+        assert (done.token_ids, done.finish_reason) == (stream[: least + 1], "stop")
