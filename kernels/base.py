@@ -6,8 +6,9 @@ calls one of the two. References are the definition: plain torch, on any device,
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,6 +68,26 @@ class Kernel:
     spills: str | None = None
 
 
+class Registry(Mapping[str, Kernel]):
+    """Kernels by the name of their file, which is imported when it is first asked for: naming kernels costs nothing,
+    and Triton decides there and then whether to interpret."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._names:
+            raise KeyError(f"no kernel {name!r}; there are {', '.join(self._names)}")
+        kernel: Kernel = importlib.import_module(f"kernels.{name}").KERNEL
+        return kernel
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def expect(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> None:
     """Raise ValueError unless `tensor` has this shape (None = any size) and one of the dtypes (none given = any)."""
     fits = len(shape) == tensor.dim() and all(
@@ -91,3 +112,17 @@ def expect_inner_contiguous(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless neighbours along the last dim are neighbours in memory; outer strides are free."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name}.stride()={tensor.stride()}: the last dim must have stride 1; call .contiguous()")
+
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def expect_uniform(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise ValueError unless `tensor` has this shape and holds float32 or float64: coarser numbers cannot be coins."""
+    expect(name, tensor, shape, torch.float32, torch.float64)
+
+
+def vocab_block(vocab: int, largest: int = 1024) -> int:
+    """Lanes of a tile over the vocabulary: a power of two."""
+    return min(largest, max(16, 1 << max(vocab - 1, 0).bit_length()))
+
