@@ -10,6 +10,7 @@ from kernels.base import Registry
 KERNELS = Registry(
     # verification and sampling
     "verify_chain_greedy",
+    "verify_chain_sampled",
     # trees and draft inputs
     # bookkeeping
     # output and attention
