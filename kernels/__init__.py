@@ -11,7 +11,27 @@ KERNELS = Registry(
     # verification and sampling
     "verify_chain_greedy",
     "verify_chain_sampled",
+    "verify_tree_greedy",
+    "verify_tree_sampled",
+    "verify_block",
     # trees and draft inputs
+    "build_tree",
+    "prepare_inputs",
+    "prepare_next_token",
+    "next_step_slots",
+    "shift_append",
+    "copy_and_expand",
     # bookkeeping
+    "expand_per_request",
+    "assign_draft_slots",
+    "assign_extend_slots",
+    "copy_request_slots",
+    "compact_accepted_slots",
+    "move_kv_rows",
+    "fill_bonus_tokens",
+    "align_evict_mask",
+    "draft_kv_indices",
     # output and attention
+    "gather_hidden_rows",
+    "paged_attention",
 )
