@@ -14,6 +14,11 @@ KERNELS = Registry(
     "verify_tree_greedy",
     "verify_tree_sampled",
     "verify_block",
+    "sample_recovered",
+    "filter_logits",
+    "apply_penalties",
+    "logprob_rank",
+    "topn_gather",
     # trees and draft inputs
     "build_tree",
     "prepare_inputs",

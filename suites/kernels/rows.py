@@ -59,3 +59,23 @@ def offset_rows(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
         pytest.skip("no room for a tensor of 4 GiB")
     view = storage.as_strided(rows.shape, (far, *rows[0].contiguous().stride()))
     return view.copy_(rows)
+
+
+def logits(shape: tuple[int, ...], seed: int, hostile: bool = True) -> torch.Tensor:
+    """[..., V] float32; with `hostile` about half the rows have ties, -inf, NaN, +inf, or nothing else."""
+    rng = generator(seed)
+    values = 3 * torch.randn(shape, generator=rng)
+    for row in values.view(-1, shape[-1]) if hostile else ():
+        kind = int(torch.randint(12, (), generator=rng))
+        some = torch.rand(row.shape, generator=rng) < 0.4
+        if kind < 2:
+            row.copy_(row.round())
+        elif kind == 2:
+            row[some] = -torch.inf
+        elif kind == 3:
+            row[some] = torch.nan
+        elif kind == 4:
+            row[some] = torch.inf
+        elif kind < 7:
+            row.fill_((0.0, -torch.inf)[kind - 5])
+    return values
