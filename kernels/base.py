@@ -44,12 +44,14 @@ class Variant:
     """One compilation that the engine can ask for: types of the run-time arguments, values of the constants.
 
     `signature` maps every argument of the Triton function to its type ("*i64", "*fp32", "i32", ...), in order, with
-    "constexpr" for constants, whose values `constexprs` gives.
+    "constexpr" for constants, whose values `constexprs` gives. `divisible` names those that are multiples of 16
+    (pointers: in bytes), which Triton finds out by itself at a launch: loads can be wide then.
     """
 
     function: Any
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any] = field(default_factory=dict)
+    divisible: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 2
 
@@ -80,6 +82,9 @@ class Registry(Mapping[str, Kernel]):
             raise KeyError(f"no kernel {name!r}; there are {', '.join(self._names)}")
         kernel: Kernel = importlib.import_module(f"kernels.{name}").KERNEL
         return kernel
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -122,7 +127,10 @@ def expect_uniform(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...
     expect(name, tensor, shape, torch.float32, torch.float64)
 
 
+VOCAB_WARPS = 8
+"""Warps of a program that goes over a whole row of the vocabulary, tile by tile."""
+
+
 def vocab_block(vocab: int, largest: int = 1024) -> int:
     """Lanes of a tile over the vocabulary: a power of two."""
     return min(largest, max(16, 1 << max(vocab - 1, 0).bit_length()))
-

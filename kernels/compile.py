@@ -8,6 +8,7 @@ from the emitted assembly.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -111,7 +112,7 @@ def _collect(worker: subprocess.Popen[str], timeout: float) -> list[Compiled]:
 
 def _worker(share: Sequence[Job], cache: Path) -> None:
     for name, index, target in share:
-        kept = cache / f"{name}-{index}-{target}-{_sources(name)}.json"
+        kept = _kept(cache, name, index, target)
         if kept.exists():
             line = kept.read_text()
         else:
@@ -122,6 +123,17 @@ def _worker(share: Sequence[Job], cache: Path) -> None:
         sys.stdout.write(line + "\n")
 
 
+def _kept(cache: Path, name: str, index: int, target: str) -> Path:
+    return cache / f"{name}-{index}-{target}-{_sources(name)}.json"
+
+
+def compiled_targets(name: str, cache: Path = CACHE) -> list[str]:
+    """Targets for which every variant of the kernel, as it stands, has been compiled."""
+    variants = range(len(KERNELS[name].variants))
+    return [target for target in TARGETS if all(_kept(cache, name, i, target).exists() for i in variants)]
+
+
+@functools.cache
 def _sources(name: str) -> str:
     """A hash of everything that a kernel's binaries depend on: its file, those that are not of another kernel, and
     Triton's version."""
@@ -153,7 +165,13 @@ def _binary(variant: Variant, target: str) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(fn=variant.function, signature=dict(variant.signature), constexprs=dict(variant.constexprs))
+    names = list(variant.signature)
+    source = ASTSource(
+        fn=variant.function,
+        signature=dict(variant.signature),
+        constexprs=dict(variant.constexprs),
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
+    )
     gpu = GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     return triton.compile(source, target=gpu, options=options)
@@ -176,16 +194,14 @@ def _nvidia(cubin: bytes) -> dict[str, Any]:
 
 
 def _amd(assembly: str) -> dict[str, Any]:
-    """From the metadata at the end of the assembly. Scalar registers spill into vector registers, which costs little,
-    but counts as well."""
+    """From the metadata at the end of the assembly. Scalar registers spill into lanes of vector registers, not into
+    memory, so only vector registers count."""
 
     def figure(name: str) -> int | None:
         found = re.search(rf"\.{name}:\s+(\d+)", assembly)
         return int(found[1]) if found else None
 
-    spills = [figure("vgpr_spill_count"), figure("sgpr_spill_count")]
-    known = [spill for spill in spills if spill is not None]
-    return {"registers": figure("vgpr_count"), "spills": sum(known) if known else None}
+    return {"registers": figure("vgpr_count"), "spills": figure("vgpr_spill_count")}
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ def test_equals_reference(rows: int, num_nodes: int, width: int, stray: bool, se
     slots = torch.randperm(rows * num_nodes, generator=random).view(rows, num_nodes)
     accept_lens = torch.randint(0, min(width, num_nodes) + 1, (rows,), generator=random)
     order = torch.rand(rows, max(num_nodes, width), generator=random).argsort(1)[:, :width]
-    low, high = (-1, num_nodes + 1) if stray else (0, num_nodes)
-    path = torch.where(order < num_nodes, order, torch.randint(low, high, (rows, width), generator=random))
+    path = order % num_nodes
+    if stray:
+        path = torch.where(torch.rand(rows, width, generator=random) < 0.2, num_nodes, path)
+        path = torch.where(torch.rand(rows, width, generator=random) < 0.2, -1, path)
     path = torch.where(torch.arange(width) < accept_lens[:, None], path, -1)
     (_, target, free), _ = compare(compact_accepted_slots, strided(slots, extra), strided(path, extra), accept_lens)
     if not stray:

@@ -21,7 +21,7 @@ from suites.kernels.support import batches, examples, generator, seeds, strided
 )
 def test_equals_reference(rows: int, width: int, slack: int, seed: int, extra: int) -> None:
     random = generator(seed)
-    table = torch.full((10, width), -1)
+    table = torch.full((10, width), -7)
     request_rows = torch.randperm(10, generator=random)[:rows]
     starts = torch.randint(0, width + 1, (rows,), generator=random)
     ends = starts + torch.randint(0, width + 2, (rows,), generator=random)

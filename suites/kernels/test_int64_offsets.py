@@ -30,18 +30,20 @@ from kernels.shift_append import shift_append
 from suites.kernels.guard import DEVICE, tensors_of
 
 APART = 2**30 + 8
+BELOW = 2**31
+"""Elements before the first row: a product that wrapped around lands there, and fails a test instead of the process."""
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="a device has no memory that is promised, but never used")
 
 
 def far(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """The same values, with the slices of `dim` APART elements from each other."""
     inner = tensor.movedim(dim, 0).contiguous()
-    extent = (len(inner) - 1) * APART + inner[0].numel()
+    extent = BELOW + (len(inner) - 1) * APART + inner[0].numel()
     # A file with holes: only the pages that are touched exist.
     with tempfile.TemporaryFile() as file:
         file.truncate(extent * tensor.element_size())
         memory = mmap.mmap(file.fileno(), 0)
-    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(inner.shape, (APART, *inner.stride()[1:]))
+    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(inner.shape, (APART, *inner.stride()[1:]), BELOW)
     return view.copy_(inner).movedim(0, dim)
 
 

@@ -18,17 +18,18 @@ from suites.kernels.support import examples, generator, seeds
     head_dim=st.sampled_from([1, 3, 8]),
     moves=st.integers(0, 5),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    inner=st.booleans(),
+    layout=st.sampled_from(["plain", "heads inside a slot", "gaps between pages"]),
     seed=seeds,
 )
 def test_equals_reference(
-    heads: int, page_size: int, head_dim: int, moves: int, dtype: torch.dtype, inner: bool, seed: int
+    heads: int, page_size: int, head_dim: int, moves: int, dtype: torch.dtype, layout: str, seed: int
 ) -> None:
     random = generator(seed)
     cache = torch.randn(2 * heads, 12 // page_size, page_size, head_dim, generator=random).to(dtype)
-    if inner:
-        # Heads next to each other inside a slot, as other layouts have it.
+    if layout == "heads inside a slot":
         cache = cache.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
+    elif layout == "gaps between pages":
+        cache = torch.nn.functional.pad(cache, (0, 0, 0, 2))[:, :, :page_size]
     source = torch.randint(-1, 13, (moves,), generator=random)
     target = torch.randperm(14, generator=random)[:moves] - 1
     compare(move_kv_rows, cache, source, target)

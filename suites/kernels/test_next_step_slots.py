@@ -27,6 +27,8 @@ def test_equals_reference(
     random = generator(seed)
     context_length = max(1, pages * page_size + short)
     positions = torch.randint(-1, context_length + 1, (rows,), generator=random)
+    at_limit = context_length - torch.randint(0, 3, (rows,), generator=random)
+    positions = torch.where(torch.rand(rows, generator=random) < 0.5, at_limit, positions)
     seq_lens = torch.randint(0, context_length + 1, (rows,), generator=random)
     table = torch.randint(0, 50, (rows, pages), generator=random)
     (position, slots, lens), _ = compare(
