@@ -8,6 +8,7 @@ import torch
 
 from kernels.base import (
     FLOATS,
+    VOCAB_WARPS,
     Backend,
     Variant,
     expect,
@@ -93,6 +94,7 @@ def _variant(function: Any, with_probs: bool, constexprs: dict[str, int]) -> Var
             **dict.fromkeys(constexprs, "constexpr"),
         },
         constexprs=constexprs if with_probs else {"q_ptr": None, **constexprs},
+        num_warps=VOCAB_WARPS,
     )
 
 

@@ -26,6 +26,7 @@ import triton.language as tl
 
 from kernels.base import (
     FLOATS,
+    VOCAB_WARPS,
     Backend,
     Kernel,
     Variant,
@@ -47,7 +48,8 @@ def _scaled(logits_ptr, start, best, temperature, vocab, BLOCK: tl.constexpr, BI
     """One tile: ids, scaled logits, and their magnitudes as integers in the same order."""
     ids, logits = tile(logits_ptr, start, vocab, BLOCK)
     scaled = relative(logits, best)
-    scaled = tl.where(scaled == float("-inf"), scaled, scaled / temperature)
+    present = scaled > float("-inf")
+    scaled = tl.where(present, tl.where(present, scaled, 0.0) / temperature, float("-inf"))
     if BITS == 32:
         scaled = scaled.to(tl.float32)
         magnitude = tl.abs(scaled).to(tl.int32, bitcast=True).to(tl.int64)
@@ -85,11 +87,13 @@ def _mass_below(logits_ptr, cut, limit, best, temperature, vocab, BLOCK: tl.cons
 def _nucleus(logits_ptr, goal, limit, best, temperature, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
     """The highest magnitude that a mass below `goal` comes before, and that mass."""
     found = limit * 0
+    before = zero()
     for index in range(BITS - 1):
         higher = found | ((limit * 0 + 1) << (BITS - 2 - index))
         below = _mass_below(logits_ptr, higher, limit, best, temperature, vocab, BLOCK, BITS)
         found = tl.where(below < goal, higher, found)
-    return found, _mass_below(logits_ptr, found, limit, best, temperature, vocab, BLOCK, BITS)
+        before = tl.where(below < goal, below, before)
+    return found, before
 
 
 @triton.jit
@@ -184,6 +188,7 @@ def launch(
             *result.stride()[:2],
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
             BITS=64 if logits.dtype == torch.float64 else 32,
         )
     return result
@@ -242,6 +247,7 @@ KERNEL = Kernel(
                 "BITS": "constexpr",
             },
             constexprs={"BLOCK": 1024, "BITS": 32},
+            num_warps=VOCAB_WARPS,
         ),
     ),
     properties=(
@@ -256,4 +262,5 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
+    spills="a few scalars, at most 16 bytes a thread: parameters of the row are kept while it is searched",
 )

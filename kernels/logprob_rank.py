@@ -19,6 +19,7 @@ import triton.language as tl
 
 from kernels.base import (
     FLOATS,
+    VOCAB_WARPS,
     Backend,
     Kernel,
     Variant,
@@ -78,7 +79,9 @@ def launch(logits: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor,
     logprobs = torch.empty(rows, places, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(rows, places, dtype=torch.long, device=logits.device)
     if rows and places:
-        _logprob_rank[(rows, places)](*launch_arguments(logits, token_ids, logprobs, ranks), BLOCK=vocab_block(vocab))
+        _logprob_rank[(rows, places)](
+            *launch_arguments(logits, token_ids, logprobs, ranks), BLOCK=vocab_block(vocab), num_warps=VOCAB_WARPS
+        )
     return logprobs, ranks
 
 
@@ -128,6 +131,7 @@ KERNEL = Kernel(
                 "BLOCK": "constexpr",
             },
             constexprs={"BLOCK": 1024},
+            num_warps=VOCAB_WARPS,
         ),
     ),
     properties=(

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from kernels.base import (
     FLOATS,
+    VOCAB_WARPS,
     Backend,
     Kernel,
     Variant,
@@ -121,6 +122,7 @@ def launch(
             recovered.stride(0),
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
         )
     return recovered
 
@@ -182,11 +184,12 @@ KERNEL = Kernel(
     call=sample_recovered,
     reference=reference,
     variants=(
-        Variant(function=_sample_recovered, signature=_SIGNATURE, constexprs={"BLOCK": 1024}),
+        Variant(function=_sample_recovered, signature=_SIGNATURE, constexprs={"BLOCK": 1024}, num_warps=VOCAB_WARPS),
         Variant(
             function=_sample_recovered,
             signature={**_SIGNATURE, "q_ptr": "constexpr"},
             constexprs={"q_ptr": None, "BLOCK": 1024},
+            num_warps=VOCAB_WARPS,
         ),
     ),
     properties=(

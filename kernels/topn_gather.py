@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.base import FLOATS, Backend, Kernel, Variant, expect, expect_inner_contiguous, vocab_block
+from kernels.base import FLOATS, VOCAB_WARPS, Backend, Kernel, Variant, expect, expect_inner_contiguous, vocab_block
 from kernels.logits import largest, log_total, logprobs_of, real_of, relative, tile
 from kernels.mass import NO_ID
 
@@ -98,6 +98,7 @@ def launch(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tens
             num_top,
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
         )
     return ids, logprobs
 
@@ -138,6 +139,7 @@ KERNEL = Kernel(
                 "BLOCK": "constexpr",
             },
             constexprs={"BLOCK": 1024},
+            num_warps=VOCAB_WARPS,
         ),
     ),
     properties=(

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.base import Backend, Kernel, vocab_block
+from kernels.base import VOCAB_WARPS, Backend, Kernel, vocab_block
 from kernels.chain import SHAPES, Block, block_of, chain_variants, check_chain, strides
 from kernels.mass import draw, draw_residual, mass, mass_of, totals, upcast, without
 
@@ -183,6 +183,7 @@ def launch(
             num_drafts,
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
             PLACES=max(2, 1 << num_drafts.bit_length()),
         )
     return emitted, accept_lens
@@ -221,4 +222,5 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
+    spills="a few scalars, at most 16 bytes a thread: the weights of all places are kept while laws are summed",
 )

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.base import Backend, Kernel, vocab_block
+from kernels.base import VOCAB_WARPS, Backend, Kernel, vocab_block
 from kernels.chain import SHAPES, Block, block_of, chain_variants, check_chain, strides
 from kernels.mass import draw, draw_residual, mass, mass_of, upcast
 
@@ -128,6 +128,7 @@ def launch(
             num_drafts,
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
         )
     return emitted, accept_lens
 

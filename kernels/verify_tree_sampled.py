@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.base import FLOATS, Backend, Kernel, Variant, expect, expect_uniform, vocab_block
+from kernels.base import FLOATS, VOCAB_WARPS, Backend, Kernel, Variant, expect, expect_uniform, vocab_block
 from kernels.mass import NO_ID, draw_of, mass, mass_of, upcast, zero
 from kernels.tree_walk import Verdict, Walk, check_tree, empty_verdict
 
@@ -234,6 +234,7 @@ def launch(
             sibling_uniform.shape[2],
             vocab,
             BLOCK=vocab_block(vocab),
+            num_warps=VOCAB_WARPS,
         )
     return emitted, accept_lens, accept_index
 
@@ -303,6 +304,7 @@ KERNEL = Kernel(
                 "BLOCK": "constexpr",
             },
             constexprs={"BLOCK": 1024},
+            num_warps=VOCAB_WARPS,
         ),
     ),
     properties=(
@@ -318,4 +320,5 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
+    spills="a few scalars, at most 16 bytes a thread: links and counters of the walk outlive sums over laws",
 )

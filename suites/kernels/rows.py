@@ -50,14 +50,15 @@ def uniforms(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def offset_rows(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """[2, ...] float16, the second row more than 2^31 elements behind the first; no memory backs what lies between.
-    Skips the test where even the address space is too small."""
-    far = 2**31 + 64
+    """[3, ...] float16: the row stride fits 32 bits, twice as much does not; no memory backs what lies between rows,
+    or before the first, where a product that wraps around would land. Skips the test where there
+    is not even the address space."""
+    far, below = 2**30 + 64, 2**31 + 2**30
     try:
-        storage = torch.empty(far + rows[0].numel(), dtype=rows.dtype, device=device)
+        storage = torch.empty(below + 2 * far + rows[0].numel(), dtype=rows.dtype, device=device)
     except RuntimeError:
-        pytest.skip("no room for a tensor of 4 GiB")
-    view = storage.as_strided(rows.shape, (far, *rows[0].contiguous().stride()))
+        pytest.skip("no room for a tensor of 10 GiB")
+    view = storage.as_strided(rows.shape, (far, *rows[0].contiguous().stride()), below)
     return view.copy_(rows)
 
 

@@ -74,9 +74,9 @@ def test_the_same_counts_for_all_rows_may_be_expanded(device: torch.device) -> N
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    raw = offset_rows(logits((2, 1, 8), 3, hostile=False).half(), device)
-    columns = (column(2, 0.5, 1.5, seed).to(device) for seed in range(3))
-    args = raw, counts((2, 1, 8), 1).to(device), counts((2, 1, 8), 2).to(device), *columns
+    raw = offset_rows(logits((3, 1, 8), 3, hostile=False).half(), device)
+    columns = (column(3, 0.5, 1.5, seed).to(device) for seed in range(3))
+    args = raw, counts((3, 1, 8), 1).to(device), counts((3, 1, 8), 2).to(device), *columns
     assert torch.equal(launch(*args), reference(*args))
 
 

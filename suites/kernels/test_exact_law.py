@@ -36,7 +36,7 @@ BACKENDS = ["torch", "triton"]
 SAMPLERS = {"chain": verify_chain_sampled, "block": verify_block}
 SHAPES = {"k1": (5, 1, 8), "k2": (3, 2, 4), "k2-wide": (4, 2, 4), "k3": (3, 3, 2)}
 """Vocabulary, k, denominator of the drafter's laws; the target's are multiples of 1/4."""
-KERNEL_SEEDS = {"k1": (0, 1), "k2": (0, 1), "k2-wide": (3,), "k3": (2,)}
+KERNEL_SEEDS = {"k1": (5,), "k2": (0, 25), "k2-wide": (10,), "k3": (16,)}
 """For the interpreter: laws of few pieces."""
 
 
@@ -314,7 +314,7 @@ def tree_verify(backend: str) -> Verify:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TREES)
 def test_trees_leave_the_targets_law(name: str, backend: str, device: torch.device) -> None:
-    for seed in range(8) if backend == "torch" else (3,):
+    for seed in range(8) if backend == "torch" else (25,):
         assert Tree(*TREES[name], seeded_laws(3, 4, seed)).error(tree_verify(backend), device) < TOLERANCE
 
 

@@ -86,8 +86,8 @@ def test_batch_sizes_share_a_compilation(places: int) -> None:
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    raw = offset_rows(logits((2, 1, 8), 3, hostile=False).half(), device)
-    ids = torch.tensor([[3], [4]], device=device)
+    raw = offset_rows(logits((3, 1, 8), 3, hostile=False).half(), device)
+    ids = torch.tensor([[3], [4], [6]], device=device)
     (logprobs, ranks), (right, right_ranks) = launch(raw, ids), reference(raw, ids)
     torch.testing.assert_close(logprobs, right, rtol=ULP, atol=0)
     assert torch.equal(ranks, right_ranks)

@@ -87,9 +87,9 @@ def test_the_race_by_hand() -> None:
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    p = offset_rows(probabilities((2, 2, 8), 3, hostile=False).half(), device)
-    noise = torch.empty(2, 8).exponential_(generator=generator(1)).to(device)
-    args = (torch.tensor([[1, 5], [6, 0]], device=device), None, p, noise)
+    p = offset_rows(probabilities((3, 2, 8), 3, hostile=False).half(), device)
+    noise = torch.empty(3, 8).exponential_(generator=generator(1)).to(device)
+    args = (torch.tensor([[1, 5], [6, 0], [4, 4]], device=device), None, p, noise)
     assert torch.equal(launch(*args), reference(*args))
 
 

@@ -58,7 +58,7 @@ def test_by_hand() -> None:
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    raw = offset_rows(logits((2, 1, 8), 3, hostile=False).half(), device)
+    raw = offset_rows(logits((3, 1, 8), 3, hostile=False).half(), device)
     (ids, logprobs), (right_ids, right) = launch(raw, 3), reference(raw, 3)
     torch.testing.assert_close(logprobs, right, rtol=ULP, atol=0)
     assert torch.equal(ids, right_ids)

@@ -72,9 +72,9 @@ def test_rows_without_mass_never_give_the_rejected_id(value: float) -> None:
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    p = offset_rows(probabilities((2, 2, 8), 3, hostile=False).half(), device)
-    accept, final = (torch.full((2, width), 0.4, device=device) for width in (1, 2))
-    args = (torch.tensor([[1], [6]], device=device), None, p, accept, final)
+    p = offset_rows(probabilities((3, 2, 8), 3, hostile=False).half(), device)
+    accept, final = (torch.full((3, width), 0.4, device=device) for width in (1, 2))
+    args = (torch.tensor([[1], [6], [4]], device=device), None, p, accept, final)
     for one, other in zip(launch(*args), reference(*args), strict=True):
         assert torch.equal(one, other)
 

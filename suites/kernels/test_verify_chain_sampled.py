@@ -65,10 +65,18 @@ def test_an_empty_residual_never_gives_the_rejected_id(p_row: list[float]) -> No
     assert emitted.tolist() == [[1, -1], [1 if p_row[1] == 1.0 else 0, -1]]
 
 
+def test_draws_from_any_tile() -> None:
+    """2500 equal ids: the k-th of them is drawn by a coin between k / 2500 and (k + 1) / 2500."""
+    p = torch.full((5, 1, 2500), 1 / 2500)
+    final = torch.tensor([[0.2002], [0.4102], [0.5002], [0.8302], [0.9998]])
+    (emitted, _), _ = compare(verify_chain_sampled, torch.empty(5, 0).long(), None, p, torch.empty(5, 0), final)
+    assert emitted.tolist() == [[500], [1025], [1250], [2075], [2499]]
+
+
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    p = offset_rows(probabilities((2, 2, 8), 3, hostile=False).half(), device)
-    accept, final = (torch.full((2, width), 0.4, device=device) for width in (1, 2))
-    args = (torch.tensor([[1], [6]], device=device), None, p, accept, final)
+    p = offset_rows(probabilities((3, 2, 8), 3, hostile=False).half(), device)
+    accept, final = (torch.full((3, width), 0.4, device=device) for width in (1, 2))
+    args = (torch.tensor([[1], [6], [4]], device=device), None, p, accept, final)
     for one, other in zip(launch(*args), reference(*args), strict=True):
         assert torch.equal(one, other)
 

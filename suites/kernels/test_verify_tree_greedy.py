@@ -53,6 +53,15 @@ def test_walks_by_hand() -> None:
     assert accept_index.tolist() == [[0, 2, 3, 5], [0, -1, -1, -1], [0, 2, 4, -1], [0, -1, -1, -1], [0, 1, -1, -1]]
 
 
+def test_no_walk_is_longer_than_asked_for() -> None:
+    drafts, choices = torch.tensor([[3, 4, 5]] * 2), torch.tensor([[3, 4, 5, 6]] * 2)
+    next_token, next_sibling = links([[0, 1, 2]] * 2, 4)
+    for longest in (1, 2, 3):
+        got, _ = compare(verify_tree_greedy, drafts, next_token, next_sibling, choices, longest)
+        assert got[0].tolist() == [[3, 4, 5][:longest]] * 2
+        assert got[1].tolist() == [longest] * 2
+
+
 def test_a_ring_of_links_ends() -> None:
     drafts, choices = torch.tensor([[3, 4]]), torch.tensor([[9, 9, 9]])
     next_token, next_sibling = torch.tensor([[1, 1, 2]]), torch.tensor([[0, 2, 1]])

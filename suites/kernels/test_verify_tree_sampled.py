@@ -82,11 +82,21 @@ def test_nothing_left_gives_the_lowest_id_that_was_not_rejected(value: float) ->
     assert emitted.tolist() == [[2, -1], [0, -1]]
 
 
+def test_draws_from_any_tile() -> None:
+    """2500 equal ids, of which the first two were rejected."""
+    p = torch.full((4, 3, 2500), 1 / 2500)
+    next_token, next_sibling = links([[0, 0]] * 4, 3)
+    drafts, coins = torch.tensor([[0, 1]] * 4), torch.full((4, 2, 2), 0.9)
+    final = torch.tensor([[0.0], [0.41], [0.83], [0.9997]]).repeat(1, 2)
+    (emitted, _, _), _ = compare(verify_tree_sampled, drafts, next_token, next_sibling, p, coins, final, 2)
+    assert emitted[:, 0].tolist() == [2, 1026, 2075, 2499]
+
+
 def test_offsets_past_31_bits(device: torch.device) -> None:
-    p = offset_rows(probabilities((2, 2, 8), 3, hostile=False).half(), device)
-    next_token, next_sibling = (one.to(device) for one in links([[0], [0]], 2))
-    coins, final = torch.full((2, 2, 1), 0.3, device=device), torch.full((2, 2), 0.6, device=device)
-    args = (torch.tensor([[1], [6]], device=device), next_token, next_sibling, p, coins, final, 2)
+    p = offset_rows(probabilities((3, 2, 8), 3, hostile=False).half(), device)
+    next_token, next_sibling = (one.to(device) for one in links([[0]] * 3, 2))
+    coins, final = torch.full((3, 2, 1), 0.3, device=device), torch.full((3, 2), 0.6, device=device)
+    args = (torch.tensor([[1], [6], [4]], device=device), next_token, next_sibling, p, coins, final, 2)
     for one, other in zip(launch(*args), reference(*args), strict=True):
         assert torch.equal(one, other)
 
