@@ -22,8 +22,10 @@ import triton.language as tl
 
 from kernels.base import Backend, Kernel, Variant, expect, expect_inner_contiguous, expect_together
 
-BLOCK_M_FLOAT, BLOCK_N_FLOAT = 16, 16
-BLOCKS_M_HALF, BLOCK_N_HALF = (16, 64), 32
+BLOCK_M = 16
+BLOCK_N = {torch.float32: 16, torch.float16: 32, torch.bfloat16: 32}
+WARPS = {torch.float32: 8, torch.float16: 4, torch.bfloat16: 4}
+"""A tile of queries is small: what is verified is k + 1 queries long. Sums in float32 want more registers."""
 
 
 @triton.jit
@@ -182,10 +184,8 @@ def launch(
     wide = query.dtype == torch.float32
     # The interpreter multiplies bfloat16 as if it were integers.
     upcast = wide or (query.dtype == torch.bfloat16 and not query.is_cuda)
-    small = wide or num_queries * group <= BLOCKS_M_HALF[0]
-    block_m = (BLOCK_M_FLOAT if wide else BLOCKS_M_HALF[0]) if small else BLOCKS_M_HALF[1]
     mask_strides = (0, 0) if window_mask is None else window_mask.stride()[:2]
-    _paged_attention[(rows, kv_heads, triton.cdiv(num_queries * group, block_m))](
+    _paged_attention[(rows, kv_heads, triton.cdiv(num_queries * group, BLOCK_M))](
         query,
         cache,
         out,
@@ -211,9 +211,11 @@ def launch(
         0 if window_mask is None else window_mask.shape[2],
         WINDOW=window_mask is not None,
         UPCAST=upcast,
-        BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N_FLOAT if wide else BLOCK_N_HALF,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N[query.dtype],
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=WARPS[query.dtype],
+        num_stages=1,
     )
     return out
 
@@ -256,7 +258,8 @@ def paged_attention(
     return launch(query, cache, block_table, cache_positions, window_start, window_mask, scale)
 
 
-def _variant(kind: str, window: bool, block_m: int) -> Variant:
+def _variant(dtype: torch.dtype, window: bool) -> Variant:
+    kind = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     names = _paged_attention.arg_names
     pointers = {"query_ptr": kind, "cache_ptr": kind, "out_ptr": kind, "window_mask_ptr": "i1", "scale": "fp32"}
     signature = {}
@@ -267,15 +270,23 @@ def _variant(kind: str, window: bool, block_m: int) -> Variant:
             signature[name] = f"*{pointers.get(name, 'i64')}"
         else:
             signature[name] = "fp32" if name == "scale" else "i64" if name.endswith("stride") else "i32"
-    wide = kind == "fp32"
     constants = {
         "WINDOW": window,
-        "UPCAST": wide,
-        "BLOCK_M": block_m,
-        "BLOCK_N": BLOCK_N_FLOAT if wide else BLOCK_N_HALF,
+        "UPCAST": dtype == torch.float32,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N[dtype],
         "BLOCK_D": 128,
     }
-    return Variant(function=_paged_attention, signature=signature, constexprs=constants)
+    divisible = ("query_ptr", "cache_ptr", "out_ptr", "token_stride", "head_stride", "cache_head_stride")
+    divisible += ("page_stride", "slot_stride", "head_dim")
+    return Variant(
+        function=_paged_attention,
+        signature=signature,
+        constexprs=constants,
+        divisible=divisible,
+        num_warps=WARPS[dtype],
+        num_stages=1,
+    )
 
 
 KERNEL = Kernel(
@@ -284,12 +295,7 @@ KERNEL = Kernel(
     "cache_positions [N, Q] (, window_start [N], window_mask [N, Q, W]) -> [N*Q, heads, head_dim]",
     call=paged_attention,
     reference=reference,
-    variants=tuple(
-        _variant(kind, window, block_m)
-        for kind, blocks in (("fp32", (BLOCK_M_FLOAT,)), ("bf16", BLOCKS_M_HALF), ("fp16", BLOCKS_M_HALF[:1]))
-        for block_m in blocks
-        for window in (False, True)
-    ),
+    variants=tuple(_variant(dtype, window) for dtype in (torch.float32, torch.bfloat16) for window in (False, True)),
     properties=(
         "within tolerance",
         "decode, extend, tree",
