@@ -1,0 +1,33 @@
+"""Without a CUDA device the kernels run under Triton's interpreter.
+
+Triton looks at the variable when it is imported, and at the knob of the same meaning when a kernel file is. Only the
+knob stays set: child processes, and the engine's own choice of a backend, go by the variable.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language
+
+    del os.environ["TRITON_INTERPRET"]
+    triton.knobs.runtime.interpret = True
+    from triton.runtime.interpreter import InterpretedFunction
+
+    def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """What Triton does here, less patching its language anew: the kernel that calls has patched it already, and
+        at each call that takes longer than most functions."""
+        return self.rewrite()(*args, **kwargs)
+
+    InterpretedFunction.__call__ = call_device_function
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,75 @@
+"""Every kernel, in every variant, compiles for GPUs that are not here, without spilling."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kernels import KERNELS
+from kernels.compile import CACHE, TARGETS, Compiled, compile_all, compiled_targets, objections
+
+SHARED_LIMIT = {
+    "sm_80": 163 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+    "gfx90a": 64 * 1024,
+}
+"""Bytes of shared memory that one program can have, as the vendors' programming guides give them."""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    return compile_all()
+
+
+def test_everything_compiles_without_spills(compiled: list[Compiled]) -> None:
+    assert not (found := objections(compiled)), "\n".join(found)
+
+
+def test_nothing_is_left_out(compiled: list[Compiled]) -> None:
+    done = {(result.kernel, result.variant, result.target) for result in compiled}
+    assert done == {(n, i, t) for n in KERNELS for i in range(len(KERNELS[n].variants)) for t in TARGETS}
+
+
+def test_the_binaries_were_read(compiled: list[Compiled]) -> None:
+    """Also that a program's shared memory fits: compilers leave that to the launch."""
+    for result in compiled:
+        assert result.registers, f"{result}: no register count"
+        assert result.shared is not None, f"{result}: no shared memory"
+        assert result.shared <= SHARED_LIMIT[result.target], f"{result}: {result.shared} bytes of shared memory"
+
+
+def test_a_second_run_compiles_nothing(compiled: list[Compiled]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in CACHE.glob("*.json")}
+    assert compile_all(["verify_chain_greedy"]) == [r for r in compiled if r.kernel == "verify_chain_greedy"]
+    assert {path: path.stat().st_mtime_ns for path in CACHE.glob("*.json")} == before
+
+
+def test_what_was_compiled_is_known(compiled: list[Compiled], tmp_path: Path) -> None:
+    assert compiled
+    assert compiled_targets("verify_chain_greedy") == list(TARGETS)
+    assert compiled_targets("verify_chain_greedy", cache=tmp_path) == []
+
+
+def test_a_spill_and_a_failure_are_objected_to() -> None:
+    fine = Compiled(kernel="build_tree", variant=0, target="sm_90", registers=20, spills=0, shared=0)
+    spilt = dataclasses.replace(fine, spills=8)
+    broken = Compiled(kernel="build_tree", variant=1, target="gfx942", error="CompilationError: no such thing")
+    assert objections([fine]) == []
+    assert len(objections([spilt])) == 1
+    assert "no such thing" in objections([broken])[0]
+
+
+def test_a_worker_that_dies_is_reported(tmp_path: Path) -> None:
+    """Its cache folder is a file, so it cannot keep what it made."""
+    (tmp_path / "triton").write_text("")
+    with pytest.raises((RuntimeError, AssertionError)):
+        assert not objections(compile_all(["verify_chain_greedy"], ["sm_90"], cache=tmp_path))
+
+
+def test_refuses_unknown_targets() -> None:
+    with pytest.raises(ValueError, match="sm_50"):
+        compile_all(["verify_chain_greedy"], ["sm_50"])
