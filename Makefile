@@ -9,7 +9,7 @@ REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install conformance test lint format real-model bench clean
+.PHONY: install conformance test lint format real-model kernels bench clean
 
 install: $(STAMP)
 
@@ -48,6 +48,13 @@ format: $(STAMP)
 
 real-model: $(REAL_MODEL_STAMP)
 	$(BIN)/pytest suites/real_model -m real_model
+
+$(VENV)/.installed-kernels: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[kernels]" "$(TORCH)"
+	@touch $@
+
+kernels: $(VENV)/.installed-kernels
+	$(BIN)/pytest suites/kernels -m kernels -n $(WORKERS)
 
 bench: $(STAMP)
 	$(BIN)/pytest suites/perf -m perf

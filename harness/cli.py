@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 app = typer.Typer(
     name="draftproof",
@@ -62,34 +61,6 @@ def invariants() -> None:
         else:
             table.add_row(name, INVARIANTS[name].statement, ", ".join(sorted(INVARIANTS[name].needs)))
     Console().print(table)
-
-
-@app.command("kernels")
-def list_kernels(
-    compile_now: Annotated[bool, typer.Option("--compile", help="Compile what was not compiled yet.")] = False,
-) -> None:
-    """List the kernels: shapes, where they run here, what the suite checks, GPUs that they were compiled for.
-
-    With --compile, exits non-zero when one does not compile or spills registers without a stated reason.
-    """
-    import torch
-
-    from kernels import KERNELS
-    from kernels.base import choose_backend, interpreted
-    from kernels.compile import compile_all, compiled_targets, objections
-
-    found = objections(compile_all()) if compile_now else []
-    backend = choose_backend("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    where = {"torch": "torch", "triton": "triton, interpreted" if interpreted() else "triton"}[backend]
-    table = Table("name", "shapes", "runs here", "checked", "compiled for", box=None, pad_edge=False)
-    for name, kernel in KERNELS.items():
-        table.add_row(
-            name, Text(kernel.shapes), where, ", ".join(kernel.properties), ", ".join(compiled_targets(name)) or "-"
-        )
-    Console().print(table)
-    for line in found:
-        typer.echo(line, err=True)
-    raise typer.Exit(int(bool(found)))
 
 
 @engines.command("list")

@@ -426,9 +426,7 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def run(
-        self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000
-    ) -> Run:
+    def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
         """Run to completion (or `max_steps`). `on_step` sees each trace as it happens and may overwrite the tensors
         that were delivered (ALIAS-2). Raises `Refused` before any request is touched."""
         ...

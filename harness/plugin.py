@@ -34,6 +34,7 @@ MARKERS = (
     "drafters(name, ...): run on these drafter lanes only",
     "real_model: needs a real checkpoint (make real-model)",
     "perf: a benchmark (make bench)",
+    "kernels: properties of the Triton kernels (make kernels)",
     "gpu: needs a CUDA device",
 )
 
