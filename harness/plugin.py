@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.workloads.lane import Lane
     from harness.workloads.runs import RunCache
 
-EXAMPLES = {"fast": 6, "full": 60}
+EXAMPLES = {"fast": 5, "full": 60}
 """hypothesis examples per property test, by tier."""
 
 AT_THE_DOOR = {"CONF-1", "CONF-2"}
@@ -45,7 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--drafter", action="append", default=[], metavar="LANE", help="only this drafter lane; repeatable")
     group.addoption("--invariant", action="append", default=[], metavar="ID", help="only this invariant; repeatable")
     group.addoption("--tier", choices=sorted(EXAMPLES), default="fast", help="how many examples each property gets")
-    group.addoption("--seeds", type=int, default=1, metavar="N", help="how many seeds each seeded scenario runs with")
+    group.addoption(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each scenario with N seeds, and each property on N times the examples",
+    )
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption("--deadline", type=float, default=60.0, metavar="SECONDS", help="fail tests that hang; 0: wait")
@@ -66,7 +72,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    _load_hypothesis_profile(EXAMPLES[config.getoption("--tier")], shrink=not config.getoption("--no-shrink"))
+    examples = EXAMPLES[config.getoption("--tier")] * config.getoption("--seeds")
+    _load_hypothesis_profile(examples, shrink=not config.getoption("--no-shrink"))
     _refuse_unknown_names(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     config.pluginmanager.register(Deadline(config.getoption("--deadline")), "draftproof-deadline")
@@ -179,16 +186,15 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
     root = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         root = root.parent
-    engine = request.config.getoption("--engine")
+    config = request.config
     return Lane(
-        engine, LANES[request.param], root / "known-answer", runs, lambda: reproduce.current_command(request.config)
+        config.getoption("--engine"),
+        LANES[request.param],
+        root / "known-answer",
+        runs,
+        config.getoption("--seeds"),
+        lambda: reproduce.current_command(config),
     )
-
-
-@pytest.fixture(scope="session")
-def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds that a seeded scenario runs with; `--seeds N` gives N of them."""
-    return range(request.config.getoption("--seeds"))
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ def command(config: pytest.Config, nodeid: str) -> str:
     The seed alone decides the examples of a property test: with a seed given, hypothesis reads no example database.
     """
     words = [_pytest(config.rootpath), shlex.quote(nodeid)]
-    for option, usual in (("--engine", "reference"), ("--tier", "fast")):
+    for option, usual in (("--engine", "reference"), ("--tier", "fast"), ("--seeds", 1)):
         value = config.getoption(option)
         if value != usual:
-            words += [option, value]
+            words += [option, str(value)]
     words.append(f"--hypothesis-seed={config.getoption('hypothesis_seed')}")
     return " ".join((["CI=1"] if os.environ.get("CI") else []) + words)
 

@@ -8,8 +8,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import torch
+
 from harness.contract import DType
-from harness.known_answer import Family, family
+from harness.known_answer import Family, Target, family
 from harness.known_answer.tokenizer import text_of
 from harness.workloads.vocabulary import Vocabulary
 
@@ -32,6 +34,12 @@ def vocabulary(name: str) -> Vocabulary:
         text=lambda tokens: text_of(tokens, target.vocab_size, target.eos_token_id),
         spell=getattr(target, "prompt", None),
     )
+
+
+@cache
+def hidden_rows(target: Target, tokens: tuple[int, ...]) -> torch.Tensor:
+    """`target.hidden_rows(tokens)`, remembered: every drafter of a target is held against the same rows."""
+    return target.hidden_rows(tokens)
 
 
 @dataclass(frozen=True)

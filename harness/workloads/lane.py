@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import torch
 
 from harness.contract import (
     Capabilities,
@@ -27,10 +29,13 @@ from harness.contract import (
 )
 from harness.invariants.base import Violation, check
 from harness.known_answer import Drafter, Target
-from harness.workloads.known import Checkpoints, known_family
+from harness.workloads.known import Checkpoints, hidden_rows, known_family
 from harness.workloads.lanes import DrafterLane, factory_of
 from harness.workloads.runs import RunCache
 from harness.workloads.strategies import Batch
+
+CONTEXT_LENGTH = 128
+"""Default of a lane, in tokens: room for every workload, and pools that are quick to fill with poison."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Lane:
     Set-ups are keywords: `family`, `k`, `script`, and any field of `EngineSetup`. Runs on a fresh engine are
     remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
 
+    `seeds` says how many times, with other prompts, each scenario is to run.
+
     When an engine declines inside a property test, that example is dropped and the reason kept in `refusals`.
     """
 
@@ -60,9 +67,10 @@ class Lane:
         spec: DrafterLane,
         root: Path,
         runs: RunCache | None = None,
+        seeds: int = 1,
         reproducer: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.engine, self.spec = engine, spec
+        self.engine, self.spec, self.seeds = engine, spec, seeds
         self.refusals: list[str] = []
         self._factory = factory_of(engine)
         self._checkpoints = Checkpoints(root)
@@ -102,6 +110,10 @@ class Lane:
         known = known_family(family, dtype)
         return known.drafters[self.spec.folder].target if self.spec.within_target else known.target
 
+    def rows(self, family: str) -> Callable[[tuple[int, ...]], torch.Tensor]:
+        """The true hidden rows of any token sequence."""
+        return partial(hidden_rows, self.target(family))
+
     def drafter(self, family: str = "walk", dtype: DType = "float32") -> Drafter:
         """Closed form of the lane's drafter."""
         return known_family(family, dtype).drafters[self.spec.folder]
@@ -120,6 +132,7 @@ class Lane:
         directory = self._checkpoints.directory(family, dtype)
         if self.spec.scripted and script is None:
             script = ClosedFormDrafts(family, dtype, self.spec.folder)
+        changes.setdefault("context_length", CONTEXT_LENGTH)
         drafter = self.spec.drafter(k, directory, script) if speculative else None
         return EngineSetup(target=directory / self.spec.target_folder(), drafter=drafter, **changes)
 

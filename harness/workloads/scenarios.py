@@ -34,6 +34,11 @@ def ragged_eight(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     return Batch(plain(vocabulary, lengths, caps, seed, return_hidden_states=True), k=3)
 
 
+def ragged_five(vocabulary: Vocabulary, seed: int = 0) -> Batch:
+    """The same, smaller: for comparing many ways to run one batch."""
+    return Batch(plain(vocabulary, (1, 2, 5, 11, 21), (10, 7, 12, 9, 11), seed, return_hidden_states=True), k=3)
+
+
 def short_prompts(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     """Prompts of 1 and 2 tokens, shorter than a draft; one request ends with its first token."""
     requests = plain(vocabulary, (1, 1, 2, 2, 1, 3), (12, 1, 2, 13, 7, 16), seed, return_hidden_states=True)

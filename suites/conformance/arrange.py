@@ -5,7 +5,7 @@ Tests share these strategies on purpose: with one seed for all they draw the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from hypothesis import assume
@@ -20,7 +20,8 @@ from harness.workloads.strategies import Batch, batches
 from harness.workloads.vocabulary import Vocabulary
 
 RecordExamples = Callable[[int], None]
-MakeBatch = Callable[[Vocabulary], Batch]
+MakeBatch = Callable[..., Batch]
+"""A scenario: (vocabulary, seed = 0) -> batch."""
 
 WALK = vocabulary("walk")
 ROWS = vocabulary("census" if "census" in FAMILIES else "walk")
@@ -52,11 +53,17 @@ def offering(run: Run, *observations: str) -> Run:
     return run
 
 
-def scenarios(lane: Lane, family: str = "walk") -> Iterator[tuple[Batch, Run]]:
-    """Every scenario, and what came of it."""
-    for make in SCENARIOS.values():
-        batch = make(vocabulary(family))
-        yield batch, lane.run_batch(batch, family=family)
+def scenarios(
+    lane: Lane,
+    words: Vocabulary = WALK,
+    makes: Iterable[MakeBatch] = tuple(SCENARIOS.values()),
+    change: Callable[[Batch], Batch] = lambda batch: batch,
+) -> Iterator[tuple[Batch, Run]]:
+    """Each scenario, changed by `change`, and what came of it, with as many seeds as the lane was given."""
+    for make in makes:
+        for seed in range(lane.seeds):
+            batch = change(make(words, seed))
+            yield batch, lane.run_batch(batch, family=words.family)
 
 
 def alone(lane: Lane, batch: Batch, request: Request) -> Run:

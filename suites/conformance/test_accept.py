@@ -20,7 +20,7 @@ from harness.workloads.scenarios import (
     warm_prefix,
 )
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering
+from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering, scenarios
 
 UNFLAGGED = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)
 
@@ -53,8 +53,15 @@ def test_drafters_that_read_history(lane: Lane, batch: Batch) -> None:
 
 @pytest.mark.invariant("ACCEPT-1")
 @pytest.mark.parametrize("make", UNFLAGGED)
-@pytest.mark.parametrize("k", [1, 3, 5])
-def test_scenarios(lane: Lane, make: MakeBatch, k: int) -> None:
+def test_scenarios(lane: Lane, make: MakeBatch) -> None:
+    for _, run in scenarios(lane, WALK, [make]):
+        lane.check(accept_1(run, closed_form(lane, run, WALK.family)))
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption])
+@pytest.mark.parametrize("k", [1, 2, 6])
+def test_draft_lengths(lane: Lane, make: MakeBatch, k: int) -> None:
     run = lane.run_batch(replace(make(WALK), k=k))
     lane.check(accept_1(run, closed_form(lane, run, WALK.family)))
 
@@ -70,8 +77,8 @@ def test_perfect_drafter(lane: Lane, k: int) -> None:
 @pytest.mark.invariant("ACCEPT-2")
 @pytest.mark.parametrize("make", UNFLAGGED)
 def test_perfect_drafter_in_scenarios(lane: Lane, make: MakeBatch) -> None:
-    family = vocabulary("walk-perfect")
-    lane.check(accept_2(lane.run_batch(make(family), family=family.family), full=True))
+    for _, run in scenarios(lane, vocabulary("walk-perfect"), [make]):
+        lane.check(accept_2(run, full=True))
 
 
 @pytest.mark.invariant("ACCEPT-2")

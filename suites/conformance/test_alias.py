@@ -7,25 +7,33 @@ from hypothesis import given
 
 from harness.invariants import Scribbler, alias_1, alias_2, alias_2_scribbled
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import SCENARIOS, abort_storm, chunked_prefill, ragged_eight, tiny_pool_preemption
+from harness.workloads.scenarios import (
+    abort_storm,
+    chunked_prefill,
+    overlap_buckets,
+    ragged_eight,
+    short_prompts,
+    tiny_pool_preemption,
+    warm_prefix,
+)
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExamples, offering, watched
+from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExamples, offering, scenarios, watched
+
+TELLING = (ragged_eight, short_prompts, tiny_pool_preemption, warm_prefix, overlap_buckets)
 
 
 @pytest.mark.invariant("ALIAS-1")
 @given(batch=ROW_BATCH)
 def test_rows_are_their_owners(lane: Lane, batch: Batch) -> None:
     run = lane.run_batch(batch, family=ROWS.family)
-    lane.check(alias_1(run, lane.target(ROWS.family).hidden_rows))
+    lane.check(alias_1(run, lane.rows(ROWS.family)))
 
 
 @pytest.mark.invariant("ALIAS-1")
 def test_rows_are_their_owners_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
-    rows = lane.target(ROWS.family).hidden_rows
-    for make in SCENARIOS.values():
-        batch = watched(make(ROWS))
-        lane.check(alias_1(lane.run_batch(batch, family=ROWS.family), rows))
-    record_examples(len(SCENARIOS))
+    for _, run in scenarios(lane, ROWS, TELLING, watched):
+        lane.check(alias_1(run, lane.rows(ROWS.family)))
+        record_examples(1)
 
 
 @pytest.mark.invariant("ALIAS-2")

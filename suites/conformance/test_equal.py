@@ -10,7 +10,7 @@ from hypothesis import given
 
 from harness.invariants import equal_1, equal_2
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import SCENARIOS, ragged_eight, tiny_pool_preemption
+from harness.workloads.scenarios import ragged_eight, ragged_five, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import (
     ANY_BATCH,
@@ -63,7 +63,7 @@ def test_closed_form(lane: Lane, record_examples: RecordExamples) -> None:
 def test_with_and_without_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
     for batch, run in scenarios(lane):
         lane.check(equal_1(run, lane.run_batch(batch, speculative=False)))
-    record_examples(len(SCENARIOS))
+        record_examples(1)
 
 
 @pytest.mark.invariant("EQUAL-2")
@@ -84,9 +84,9 @@ def test_any_schedule(lane: Lane, batch: Batch) -> None:
 
 @pytest.mark.invariant("EQUAL-2")
 def test_permuted(lane: Lane) -> None:
-    batch = watched(ragged_eight(ROWS))
+    batch = watched(ragged_five(ROWS))
     run = lane.run_batch(batch, family=ROWS.family)
-    for order in (batch.requests[::-1], batch.requests[3:] + batch.requests[:3]):
+    for order in (batch.requests[::-1], batch.requests[2:] + batch.requests[:2]):
         permuted = lane.run_batch(replace(batch, requests=order), family=ROWS.family)
         lane.check(equal_2(run, permuted, accept_lens=lane.speculative, name="permuted"))
 
@@ -95,7 +95,7 @@ def test_permuted(lane: Lane) -> None:
 @pytest.mark.parametrize("name", SETUPS)
 def test_setup(lane: Lane, name: str) -> None:
     """Accept lengths must not change either: the blocks begin at the same tokens."""
-    batch = watched(ragged_eight(ROWS))
+    batch = watched(ragged_five(ROWS))
     run = lane.run_batch(batch, family=ROWS.family)
     changes = {key: value for key, value in SETUPS[name].items() if key != "warm"}
     changed = replace(batch, changes=tuple(changes.items()), warm="warm" in SETUPS[name])
@@ -115,7 +115,7 @@ def test_preempted(lane: Lane) -> None:
 
 @pytest.mark.invariant("EQUAL-2")
 def test_draft_length(lane: Lane, record_examples: RecordExamples) -> None:
-    batch = watched(ragged_eight(ROWS))
+    batch = watched(ragged_five(ROWS))
     run = lane.run_batch(batch, family=ROWS.family)
     lengths = (1, 2, 4, 5, 7)
     for k in lengths:

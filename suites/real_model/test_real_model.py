@@ -124,11 +124,13 @@ def test_the_target_as_its_own_drafter(model: RealModel) -> None:
     assert not short
 
 
-def test_a_drafter_of_the_first_layers(model: RealModel, record_property: Callable[[str, object], None]) -> None:
+def test_a_drafter_of_the_first_layers(
+    model: RealModel, record_testsuite_property: Callable[[str, object], None]
+) -> None:
     run = model.reference(model.draft)
     model.check_equal(run)
     accepted = [length - 1 for done in run.completions for length in done.accept_lens or ()]
     mean = sum(accepted) / len(accepted)
-    record_property("mean_accepted_drafts", mean)
+    record_testsuite_property("real_model_mean_accepted_drafts", mean)
     assert 0 < mean < K
     assert set(accepted) > {0, 1}
