@@ -382,6 +382,8 @@ class Capabilities:
 
     `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
     `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
+    `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
+    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
     """
 
     engine: str
@@ -391,6 +393,8 @@ class Capabilities:
     ignore_eos: Literal["emit", "ban"] = "emit"
     processor_order: tuple[str, ...] = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
     grey_box: bool = False
+    drafts_with_prefill: bool = False
+    drafts_within_cap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
