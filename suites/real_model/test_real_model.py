@@ -29,8 +29,8 @@ NUM_TOKENS = 48
 K = 3
 PROSE = (
     "The sun rises in the east and sets in the west. In summer the days are long and warm, and in winter they are "
-    "short and cold. Many birds fly south before the first snow falls, and they return in the spring to build "
-    "their nests."
+    "short and cold. Many birds fly south before the first snow falls, and they return in the spring to build their "
+    "nests."
 )
 PROSE_LOGPROB = -2.5
 """Mean logprob (nats) per token of `PROSE`: -2.04 as converted, -3.45 with the rows of q and k left as in the file."""
