@@ -77,13 +77,9 @@ class SamplingParams:
             self.min_new_tokens,
             f"must lie in 0..max_new_tokens ({self.max_new_tokens})",
         )
-        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "must be None or >= 0")
-        _require(
-            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
-            "prompt_logprobs",
-            self.prompt_logprobs,
-            "must be None or >= 0",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, name, value, "must be None or >= 0")
         _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be positive")
         _require(all(self.stop), "stop", self.stop, "stop strings must not be empty")
         _require(self.n >= 1, "n", self.n, "must be at least 1")
@@ -356,7 +352,7 @@ class EngineSetup:
 
     Sizes: `page_size` and `chunk_size` in tokens, `num_pages` in pages (0 = enough for `max_running` full requests),
     `context_length` in tokens. `batch_buckets` are the padded batch sizes (empty = no padding). `poison` fills freed
-    and unwritten KV with NaN. `snapshots` asks for a `StateSnapshot` of every running request after each step.
+    and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running request after each step.
     """
 
     target: Path

@@ -77,7 +77,7 @@ def test_the_lowest_temperatures_are_greedy(open_lane: OpenLane, temperature: fl
         ({"logit_bias": ((64, 1.0),)}, r"0\.\.63"),
         ({"stop_token_ids": (-1,)}, r"0\.\.63"),
         ({"logprobs": 65}, "vocabulary"),
-        ({"max_new_tokens": 510}, "context_length=512"),
+        ({"max_new_tokens": 510}, "context_length="),
     ],
 )
 def test_requests_that_could_only_give_nonsense_are_refused(
