@@ -352,7 +352,8 @@ class EngineSetup:
 
     Sizes: `page_size` and `chunk_size` in tokens, `num_pages` in pages (0 = enough for `max_running` full requests),
     `context_length` in tokens. `batch_buckets` are the padded batch sizes (empty = no padding). `poison` fills freed
-    and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running request after each step.
+    and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running
+    request after each step.
     """
 
     target: Path
