@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from harness.contract import EngineSetup, Request, Run, SamplingParams
 from harness.engines import engine_factory
 
 PROMPT = (3, 4, 5)
+Method = Literal["greedy", "probabilistic"]
+"""How drafts of sampled requests are drawn."""
 
 
 def ask(request_id: str = "a", prompt: Sequence[int] = PROMPT, **fields: Any) -> Request:
@@ -17,7 +19,7 @@ def ask(request_id: str = "a", prompt: Sequence[int] = PROMPT, **fields: Any) ->
     return Request(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**fields))
 
 
-def drawn(setup: EngineSetup, method: str) -> EngineSetup:
+def drawn(setup: EngineSetup, method: Method) -> EngineSetup:
     """The set-up with `draft_sample_method`."""
     assert setup.drafter is not None
     return replace(setup, drafter=replace(setup.drafter, draft_sample_method=method))

@@ -15,7 +15,7 @@ from harness.workloads.lanes import LANES
 from reference_engine import EngineConfig, LLMEngine
 from reference_engine import SamplingParams as EngineParams
 from suites.reference_engine.conftest import OpenLane
-from suites.reference_engine.support import PROMPT, ask, drawn, run
+from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 
@@ -26,14 +26,14 @@ def test_requests_that_fill_the_context(open_lane: OpenLane, name: str) -> None:
     lane = open_lane(name)
     prompts = [lane.target("walk-perfect").greedy((start,), 5) for start in (10, 30)]
     requests = [ask(f"r{i}", prompt, max_new_tokens=35, ignore_eos=True) for i, prompt in enumerate(prompts)]
-    setup = {"family": "walk-perfect", "k": 7, "overlap": True, "page_size": 1, "context_length": 40}
+    setup: dict[str, Any] = {"family": "walk-perfect", "k": 7, "overlap": True, "page_size": 1, "context_length": 40}
     completions = lane.run(requests, **setup).completions
     for prompt, done in zip(prompts, completions, strict=True):
         assert done.token_ids == lane.target("walk-perfect").greedy(prompt, 35)
 
 
 @pytest.mark.parametrize("fields", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"min_new_tokens": 3}])
-def test_what_looks_back_works_without_a_drafter(open_lane: OpenLane, fields: dict[str, float]) -> None:
+def test_what_looks_back_works_without_a_drafter(open_lane: OpenLane, fields: dict[str, Any]) -> None:
     """A verify window without drafts has one row of logits, and it follows the committed tokens."""
     lane = open_lane("STANDALONE")
     request = ask(max_new_tokens=12, **fields)
@@ -59,7 +59,7 @@ def test_unseeded_requests_of_an_engine_with_a_large_seed(open_lane: OpenLane) -
 
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-38, 1e-42, 1e-300])
-def test_the_lowest_temperatures_are_greedy(open_lane: OpenLane, temperature: float, method: str) -> None:
+def test_the_lowest_temperatures_are_greedy(open_lane: OpenLane, temperature: float, method: Method) -> None:
     lane = open_lane("STANDALONE")
     done = run(drawn(lane.setup(family="law"), method), [ask(temperature=temperature, seed=1)]).of("a")
     assert done.token_ids == lane.target("law").greedy(PROMPT, 16)

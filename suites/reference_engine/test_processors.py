@@ -58,7 +58,7 @@ def state(fields: dict[str, Any]) -> RequestState:
 
 
 def counts(tokens: tuple[int, ...]) -> list[int]:
-    return np.bincount(np.array(tokens, dtype=np.int64), minlength=VOCAB).tolist()
+    return [tokens.count(token) for token in range(VOCAB)]
 
 
 def laws(rows: list[Row], padding: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from reference_engine import EngineConfig, LLMEngine, SpecConfig
 from reference_engine import SamplingParams as EngineParams
 from reference_engine.sampling.random import CounterRandom, Stream
 from suites.reference_engine.conftest import OpenLane
-from suites.reference_engine.support import PROMPT, ask, drawn, run
+from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
@@ -51,7 +51,7 @@ def solos(setup: EngineSetup, batch: list[Request]) -> dict[tuple[str, int], tup
 
 
 @pytest.mark.parametrize(("name", "method"), CELLS)
-def test_a_seed_gives_the_same_tokens_however_it_is_run(open_lane: OpenLane, name: str, method: str) -> None:
+def test_a_seed_gives_the_same_tokens_however_it_is_run(open_lane: OpenLane, name: str, method: Method) -> None:
     """Alone, in a batch, again on a warm engine, and in the worst of schedules with preemptions (and overlap). Each
     token has a chance under the options of its request, given what came before it."""
     lane = open_lane(name)
@@ -83,7 +83,7 @@ def oracle_law(lane: Lane, request: Request, output: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize(("name", "method"), [("EAGLE", "probabilistic"), ("EAGLE-tree", "greedy"), ("MTP", "greedy")])
-def test_several_samples_are_as_many_seeded_requests(open_lane: OpenLane, name: str, method: str) -> None:
+def test_several_samples_are_as_many_seeded_requests(open_lane: OpenLane, name: str, method: Method) -> None:
     """Sample i of seed s is the request with seed s + i; no two of five are the same."""
     setup = drawn(open_lane(name).setup(family="law", max_running=3), method)
     one = ask(temperature=1.0, seed=7, n=5, max_new_tokens=12)
@@ -109,7 +109,7 @@ class Recorder:
 @pytest.mark.parametrize(
     ("name", "method"), [("STANDALONE", "probabilistic"), ("EAGLE", "greedy"), ("EAGLE-tree", "greedy")]
 )
-def test_numbers_are_asked_for_the_positions_that_they_decide(open_lane: OpenLane, name: str, method: str) -> None:
+def test_numbers_are_asked_for_the_positions_that_they_decide(open_lane: OpenLane, name: str, method: Method) -> None:
     """Verification decides positions from the committed length on, drafting those behind the tokens just emitted: no
     number ever decides two tokens."""
     drafter = drawn(open_lane(name).setup(family="law"), method).drafter

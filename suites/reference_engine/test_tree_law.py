@@ -180,7 +180,7 @@ def test_greedy_trees_follow_the_targets_choice(seed: int) -> None:
         length = int(verdict.accept_lens[row])
         got = verdict.emitted[row, :length].tolist(), verdict.accept_index[row, :length].tolist()
         assert got == walked(drafted, choice)
-    assert len(verdict.accept_lens.unique()) > 3
+    assert len(set(verdict.accept_lens.tolist())) > 3
 
 
 def test_nan_never_becomes_an_id() -> None:
