@@ -25,9 +25,6 @@ def drawn(setup: EngineSetup, method: Method) -> EngineSetup:
     return replace(setup, drafter=replace(setup.drafter, draft_sample_method=method))
 
 
-def run(setup: EngineSetup, requests: Sequence[Request], *, warm: bool = False) -> Run:
-    """Run `requests` to their end on a fresh engine; with `warm` they have run there before."""
-    engine = engine_factory("reference").start(setup)
-    if warm:
-        engine.run(requests)
-    return engine.run(requests)
+def run(setup: EngineSetup, requests: Sequence[Request]) -> Run:
+    """Run `requests` to their end on a fresh engine."""
+    return engine_factory("reference").start(setup).run(requests)

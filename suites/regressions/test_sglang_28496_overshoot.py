@@ -50,7 +50,7 @@ def overran(done: Completion) -> int:
 def test_caps_inside_the_last_block(drafter: Lane, k: int, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cap modulo k + 1, with a perfect drafter, so that blocks end at 1 + a multiple of k + 1."""
     family = f"{FAMILY}-perfect"
-    requests = asking(drafter, [5 + extra for extra in range(k + 1)])
+    requests = asking(drafter, [4 + extra for extra in range(k + 1)])
     setup = {"family": family, "k": k, "overlap": overlap}
     right = observe(drafter, requests, **setup)
     assert judge(right) + misattributed(drafter, right) == []
@@ -65,10 +65,10 @@ def test_caps_inside_the_last_block(drafter: Lane, k: int, overlap: bool, monkey
 
 def test_stops_inside_a_block(drafter: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop at each place of a block of four."""
-    plain = asking(drafter, [14] * 4)
-    streams = [census(drafter).greedy(request.prompt_token_ids, 14) for request in plain]
+    plain = asking(drafter, [12] * 4)
+    streams = [census(drafter).greedy(request.prompt_token_ids, 12) for request in plain]
     requests = [
-        replace(request, sampling=replace(request.sampling, stop_token_ids=(first_seen(stream, 5 + i),)))
+        replace(request, sampling=replace(request.sampling, stop_token_ids=(first_seen(stream, 3 + i),)))
         for i, (request, stream) in enumerate(zip(plain, streams, strict=True))
     ]
     setup = {"family": f"{FAMILY}-perfect", "k": 3, "overlap": True}
