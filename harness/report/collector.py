@@ -101,6 +101,9 @@ class ScorecardCollector:
             self._expect_every_cell()
         if not self.scorecard.cells:
             return
+        from harness.workloads.lanes import LANES
+
+        self.scorecard.order(list(LANES))
         target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / "scorecard.json"
         self.scorecard.write(target)
         if not self.scorecard.ok and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -97,6 +97,15 @@ class Scorecard:
         """Declare cells that must not stay empty."""
         for invariant in invariants:
             self._cell(engine, drafter, invariant)
+
+    def order(self, drafters: Sequence[str]) -> None:
+        """Put the cells into the order of the drafters, then of the invariants."""
+
+        def place(key: tuple[str, str, str]) -> tuple[str, int, str]:
+            engine, drafter, invariant = key
+            return engine, drafters.index(drafter) if drafter in drafters else len(drafters), invariant
+
+        self.cells = {key: self.cells[key] for key in sorted(self.cells, key=place)}
 
     def add(self, outcome: Outcome) -> None:
         for invariant in outcome.invariants:

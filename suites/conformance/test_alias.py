@@ -9,7 +9,6 @@ from harness.invariants import Scribbler, alias_1, alias_2, alias_2_scribbled
 from harness.workloads.lane import Lane
 from harness.workloads.scenarios import (
     abort_storm,
-    chunked_prefill,
     overlap_buckets,
     ragged_eight,
     short_prompts,
@@ -44,7 +43,7 @@ def test_no_shared_memory(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("ALIAS-2")
-@pytest.mark.parametrize("make", [ragged_eight, chunked_prefill, tiny_pool_preemption, abort_storm])
+@pytest.mark.parametrize("make", [ragged_eight, tiny_pool_preemption, abort_storm])
 def test_overwriting_a_result_changes_nothing_else(lane: Lane, make: MakeBatch) -> None:
     lane.grey_box()
     batch = watched(make(ROWS))

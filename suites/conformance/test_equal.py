@@ -24,16 +24,13 @@ from suites.conformance.arrange import (
 )
 
 SETUPS: dict[str, dict[str, Any]] = {
-    "page_1": {"page_size": 1},
-    "page_4": {"page_size": 4},
+    "page_1": {"page_size": 1, "prefix_cache": False},
+    "page_4": {"page_size": 4, "chunk_size": 16},
     "chunk_1": {"chunk_size": 1},
     "chunk_3": {"chunk_size": 3},
-    "chunk_16": {"chunk_size": 16},
     "overlap": {"overlap": True},
     "buckets": {"batch_buckets": (8,)},
-    "one_at_a_time": {"max_running": 1},
-    "three_at_a_time": {"max_running": 3, "batch_buckets": (2, 4)},
-    "no_prefix_cache": {"prefix_cache": False},
+    "two_at_a_time": {"max_running": 2, "batch_buckets": (2, 4)},
     "warm": {"warm": True, "page_size": 4},
     "everything": {"page_size": 4, "chunk_size": 5, "overlap": True, "batch_buckets": (4, 8), "warm": True},
 }

@@ -8,7 +8,7 @@ from hypothesis import given
 from harness.invariants import logp_1
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import mixed_flags, ragged_eight, tiny_pool_preemption
+from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import MakeBatch, offering, scenarios, watched
 
@@ -23,8 +23,10 @@ def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("LOGP-1")
-@pytest.mark.parametrize("make", [ragged_eight, mixed_flags, tiny_pool_preemption])
-@pytest.mark.parametrize("family", ["law", "law-eos"])
-def test_rows_equal_the_law_in_scenarios(lane: Lane, make: MakeBatch, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "make"),
+    [("law", ragged_eight), ("law-eos", mixed_flags), ("law-eos", tiny_pool_preemption), ("census", chunked_prefill)],
+)
+def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatch) -> None:
     for _, run in scenarios(lane, vocabulary(family), [make], watched):
         lane.check(logp_1(run, lane.target(family).logprobs))
