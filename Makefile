@@ -9,7 +9,7 @@ REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install conformance test lint format real-model kernels bench clean
+.PHONY: install conformance test style lint format real-model kernels bench clean
 
 install: $(STAMP)
 
@@ -37,9 +37,11 @@ conformance: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest suites/ -n $(WORKERS) --junitxml=build/junit.xml
 
-lint: $(STAMP)
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 format: $(STAMP)

@@ -112,7 +112,14 @@ class ScorecardCollector:
     def _complete(self, session: pytest.Session) -> bool:
         """Whether this run was asked for the whole conformance suite, so that an empty cell is a fault."""
         option = self.config.option
-        if self.interrupted or session.shouldfail or session.shouldstop or option.keyword or option.deselect:
+        if (
+            self.interrupted
+            or session.shouldfail
+            or session.shouldstop
+            or option.keyword
+            or option.markexpr
+            or option.deselect
+        ):
             return False
         if getattr(option, "lf", False) or option.ignore or option.ignore_glob:
             return False
