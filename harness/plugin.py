@@ -115,6 +115,8 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
         for name in names:
             if name not in known:
                 raise pytest.UsageError(f"{option} {name}: there is none of that name; choose from {', '.join(known)}")
+    if invariants and not any(LANES[lane].applies(name) for lane in drafters or LANES for name in invariants):
+        raise pytest.UsageError(f"--invariant {', '.join(invariants)}: says nothing about {', '.join(drafters)}")
     try:
         factory_of(engine)
     except ValueError as error:
