@@ -58,8 +58,9 @@ def test_scenarios(lane: Lane, make: MakeBatch) -> None:
 
 
 @pytest.mark.invariant("ACCEPT-1")
-@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption])
-@pytest.mark.parametrize("k", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("make", "k"), [(short_prompts, 1), (short_prompts, 2), (short_prompts, 6), (tiny_pool_preemption, 5)]
+)
 def test_draft_lengths(lane: Lane, make: MakeBatch, k: int) -> None:
     run = lane.run_batch(replace(make(WALK), k=k))
     lane.check(accept_1(run, deserved(run, lane.drafter(WALK.family))))

@@ -43,7 +43,7 @@ def test_no_shared_memory(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("ALIAS-2")
-@pytest.mark.parametrize("make", [ragged_eight, tiny_pool_preemption, abort_storm])
+@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, abort_storm])
 def test_overwriting_a_result_changes_nothing_else(lane: Lane, make: MakeBatch) -> None:
     lane.grey_box()
     batch = watched(make(ROWS))

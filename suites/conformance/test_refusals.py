@@ -15,7 +15,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES, factory_of
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
-from suites.conformance.arrange import WALK
+from suites.conformance.arrange import WALK, RecordExamples
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
 PROMPT = WALK.prompt(6, 0)
@@ -75,16 +75,17 @@ def test_drafter_works_or_is_declined(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("CONF-1")
-@pytest.mark.parametrize("feature", FEATURES)
-def test_feature_works_or_is_declined(lane: Lane, feature: str) -> None:
-    request = _request("asks", sampling=SamplingParams(max_new_tokens=6, **FEATURES[feature]))
+def test_features_work_or_are_declined(lane: Lane, record_examples: RecordExamples) -> None:
     with lane.start() as engine:
-        if feature in lane.capabilities.features:
-            lane.check(count_1(engine.run([request, _request("neighbour")])))
-            return
-        with pytest.raises(Refused, match=feature):
-            engine.run([request, _request("neighbour")])
-        lane.check(count_1(engine.run([_request("neighbour")])))
+        for feature, fields in FEATURES.items():
+            request = _request(f"asks-{feature}", sampling=SamplingParams(max_new_tokens=6, **fields))
+            requests = [request, _request("neighbour", sampling=SamplingParams(max_new_tokens=4))]
+            if feature not in lane.capabilities.features:
+                with pytest.raises(Refused, match=feature):
+                    engine.run(requests)
+                del requests[0]
+            lane.check(count_1(engine.run(requests)))
+            record_examples(1)
 
 
 @pytest.mark.invariant("CONF-1")
