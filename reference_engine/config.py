@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +93,9 @@ class EngineConfig(_FromDict):
 
     `batch_buckets`: padded batch sizes, empty = none. `poison`: freed and unwritten KV holds a value that
     no model computes. `trace`: steps tell what was launched and processed. `snapshots`: drafters remember their inputs.
+    `compile`: the target's decode pass goes through torch.compile, once for each batch size (see `batch_buckets`) and
+    doubling of the context; each takes a quarter of a minute and, on a CPU, a C++ compiler. Results may differ from
+    eager ones in the last bit.
     """
 
     model: Path
@@ -108,6 +113,7 @@ class EngineConfig(_FromDict):
     poison: bool = False
     trace: bool = False
     snapshots: bool = False
+    compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,6 +128,9 @@ class EngineConfig(_FromDict):
             buckets,
             f"sizes must be positive and reach max_running ({self.max_running})",
         )
+        if self.compile and self.device == "cpu":
+            compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+            require(any(map(shutil.which, compilers)), "compile", True, f"needs a C++ compiler: {', '.join(compilers)}")
         if self.spec is not None:
             require(
                 self.spec.num_draft_tokens < self.context_length,

@@ -70,7 +70,9 @@ class OutputProcessor:
         batch = result.batch
         emitted, counts = result.emitted.tolist(), result.counts.tolist()
         paths = None if result.accept_index is None else result.accept_index.tolist()
-        draft_lens = None if result.draft_tokens is None else (result.draft_tokens >= 0).sum(1).tolist()
+        draft_lens = None
+        if result.draft_tokens is not None and result.draft_tokens.shape[1] > 0:
+            draft_lens = (result.draft_tokens >= 0).sum(1).tolist()
         outputs = []
         for index, request in enumerate(batch.requests):
             request.pending -= 1
@@ -186,6 +188,6 @@ class OutputProcessor:
             text=request.text,
             num_output_tokens=len(request.output_token_ids),
             num_cached_tokens=request.reported_cached or 0,
-            accept_lens=tuple(request.accept_lens),
-            draft_lens=tuple(request.draft_lens),
+            accept_lens=tuple(request.accept_lens) if request.finished else (),
+            draft_lens=tuple(request.draft_lens) if request.finished else (),
         )

@@ -173,8 +173,8 @@ class RequestOutput:
     """What one step delivered to one request. `token_ids`, `logprobs` and `decode_hidden` are new since the last one.
 
     `prefill_hidden` [prompt_len, width] comes once, with the first token; `decode_hidden` rows are [width], each in
-    storage of its own. `num_output_tokens` counts all so far. When `finish_reason` is set the request is over and
-    `text`, `accept_lens`, `draft_lens` and `prompt_logprobs` are complete.
+    storage of its own. `num_output_tokens` counts all so far. `finish_reason`, `text`, `accept_lens`, `draft_lens` and
+    `prompt_logprobs` come with the last one.
     """
 
     request_id: str

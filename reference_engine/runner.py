@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any, ParamSpec, TypeVar
+
 import torch
 
 from reference_engine.batch import Batch, LaunchTrace, ProposeRecord, StepResult
-from reference_engine.cache.kv import KVCache, attention_context, slots_of
+from reference_engine.cache.kv import KVCache, attention_context, pages_for, slots_of
 from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafter, ProposeInputs
 from reference_engine.model.causal_lm import CausalLM
@@ -15,6 +20,44 @@ from reference_engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from reference_engine.sampling.processors import SamplingBatch
 from reference_engine.sampling.random import RandomSource
 from reference_engine.sampling.sampler import Window, sample_next, verify
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Columns:
+    """What a batch is on the device: pool rows [N], padded to its bucket, and sampling parameters."""
+
+    requests: list[RequestState]
+    host_rows: list[int]
+    rows: torch.Tensor
+    sampling: SamplingBatch
+
+
+@dataclass(slots=True)
+class _TargetPass:
+    """token_ids, cache_positions [N, n] of the verify windows, draft_tokens [N, n - 1]; hidden rows [N, n, hidden],
+    auxiliary states, logits [N, n, V]."""
+
+    token_ids: torch.Tensor
+    draft_tokens: torch.Tensor
+    cache_positions: torch.Tensor
+    hidden: torch.Tensor
+    aux: torch.Tensor | None
+    logits: torch.Tensor
+
+    @property
+    def features(self) -> torch.Tensor:
+        """What a drafter reads: auxiliary states where they were collected."""
+        return self.hidden if self.aux is None else self.aux
+
+    def along(self, path: torch.Tensor) -> _TargetPass:
+        """The rows of the accepted path [N, w] alone, at the positions that they are moved to."""
+        front = self.cache_positions[:, : path.shape[1]]
+        aux = None if self.aux is None else _take_rows(self.aux, path)
+        hidden, logits = _take_rows(self.hidden, path), _take_rows(self.logits, path)
+        return _TargetPass(self.token_ids.gather(1, path), self.draft_tokens, front, hidden, aux, logits)
 
 
 class Runner:
@@ -38,7 +81,9 @@ class Runner:
         self.device = torch.device(config.device)
         self.num_target_forwards = 0
         self._aux_rows: tuple[int, int] | None = None
-        self._sampling: tuple[list[RequestState], int, SamplingBatch] | None = None
+        self._columns: _Columns | None = None
+        self._aux_layer_ids = drafter.aux_layer_ids if drafter else ()
+        self._verify_pass = _compiled(self._target_over_windows) if config.compile else self._target_over_windows
 
     def launch(self, batch: Batch) -> StepResult:
         drafted = self.drafter.num_forwards if self.drafter else 0
@@ -47,55 +92,39 @@ class Runner:
             result.trace.draft_forwards = self.drafter.num_forwards - drafted
         return result
 
-    def _rows(self, batch: Batch) -> torch.Tensor:
-        """Pool rows of the batch, padded to its bucket."""
+    def _batch_columns(self, batch: Batch) -> _Columns:
+        """Those of the last launch serve again while the batch stays the same."""
         rows = [request.row for request in batch.requests]
-        rows += [self.pool.pad_row] * (self.config.padded_batch(len(rows)) - len(rows))
-        return torch.tensor(rows, device=self.device)
+        columns = self._columns
+        if columns is None or columns.requests != batch.requests or columns.host_rows != rows:
+            config, size = self.target.config, self.config.padded_batch(len(rows))
+            sampling = SamplingBatch.of(batch.requests, size, config.vocab_size, config.eos_token_ids, self.device)
+            padded = torch.tensor(rows + [self.pool.pad_row] * (size - len(rows)), device=self.device)
+            self._columns = columns = _Columns(list(batch.requests), rows, padded, sampling)
+        return columns
 
-    def _sampling_batch(self, batch: Batch, size: int) -> SamplingBatch:
-        """Columns of sampling parameters; those of the last launch serve again while the batch stays the same."""
-        cached = self._sampling
-        if cached is None or cached[0] != batch.requests or cached[1] != size:
-            config = self.target.config
-            columns = SamplingBatch.of(batch.requests, size, config.vocab_size, config.eos_token_ids, self.device)
-            self._sampling = cached = (list(batch.requests), size, columns)
-        return cached[2]
-
-    def _forward(
-        self, token_ids: torch.Tensor, cache_positions: torch.Tensor, max_kv_len: int, **window: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Target pass over token_ids [N, Q] -> hidden [N, Q, H], auxiliary states, write slots [N * Q]."""
-        context = attention_context(
-            window.pop("block_table"),  # type: ignore[arg-type]  # always a tensor
-            self.config.page_size,
-            cache_positions,
-            max_kv_len,
-            **window,
-        )
+    def _count_forward(self, token_ids: torch.Tensor, aux: torch.Tensor | None) -> None:
         self.num_target_forwards += 1
-        aux_layer_ids = self.drafter.aux_layer_ids if self.drafter else ()
-        hidden, aux = self.target.forward(token_ids, context, self.cache, aux_layer_ids)
-        if aux_layer_ids:
+        if self._aux_layer_ids:
             # Counted where they are collected: what comes after may stretch or cut them.
             self._aux_rows = (0 if aux is None else aux.shape[0] * aux.shape[1], token_ids.numel())
-        return hidden, aux, context.write_slots
 
     def _extend(self, batch: Batch) -> StepResult:
         pool, size = self.pool, len(batch.requests)
-        rows = self._rows(batch)
+        columns = self._batch_columns(batch)
+        rows, sampling = columns.rows, columns.sampling
         pad = [0] * (len(rows) - size)
         starts = torch.tensor(batch.starts + pad, device=self.device)
         lens = torch.tensor(batch.chunk_lens + pad, device=self.device)
-        columns = torch.arange(max(batch.chunk_lens), device=self.device)
-        valid = columns < lens[:, None]
-        positions = torch.where(valid, starts[:, None] + columns, 0)
+        offsets = torch.arange(max(batch.chunk_lens), device=self.device)
+        valid = offsets < lens[:, None]
+        positions = torch.where(valid, starts[:, None] + offsets, 0)
         token_ids = torch.where(valid, pool.token_ids[rows].gather(1, positions), 0)
         max_kv_len = max(start + length for start, length in zip(batch.starts, batch.chunk_lens, strict=True))
-        hidden, aux, _ = self._forward(
-            token_ids, positions, max_kv_len, block_table=pool.block_table[rows], valid=valid
-        )
-        sampling = self._sampling_batch(batch, len(rows))
+        num_pages = pages_for(max_kv_len, self.config.page_size)
+        context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, valid=valid)
+        hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
+        self._count_forward(token_ids, aux)
         samples = torch.tensor(batch.samples + [False] * len(pad), device=self.device)
         last = (lens - 1).clamp(min=0)
         logits = self.target.logits(hidden[torch.arange(len(rows)), last])[:, None]
@@ -117,63 +146,65 @@ class Runner:
     def _decode(self, batch: Batch) -> StepResult:
         pool, size = self.pool, len(batch.requests)
         width = self.config.num_draft_tokens
-        rows = self._rows(batch)
-        roots = pool.seq_lens[rows] - 1
-        drafts = pool.draft_tokens[rows]
-        root_tokens = pool.token_ids[rows].gather(1, roots[:, None])
-        token_ids = torch.cat([root_tokens, drafts.clamp(min=0)], dim=1)
-        cache_positions = roots[:, None] + torch.arange(width, device=self.device)
-        sampling = self._sampling_batch(batch, len(rows))
-        window = Window(pool, rows, sampling, self.random)
-        block_table = pool.block_table[rows]
-        max_kv_len = max(request.max_num_tokens for request in batch.requests) - 1 + width
+        columns = self._batch_columns(batch)
+        rows = columns.rows
+        window = Window(pool, rows, columns.sampling, self.random)
         if self._is_tree:
             window.parents = pool.draft_parents[rows]
-            hidden, aux, slots = self._forward(
-                token_ids,
-                cache_positions,
-                max_kv_len,
-                block_table=block_table,
-                positions=roots[:, None] + window.depths,
-                window_start=roots,
-                window_mask=window.ancestors,
-            )
-        else:
-            hidden, aux, slots = self._forward(token_ids, cache_positions, max_kv_len, block_table=block_table)
-        logits = self.target.logits(hidden)
-        verdict = verify(logits, drafts, window, self.config.max_accept_len)
+        num_pages = pages_for(max(r.max_num_tokens for r in batch.requests) - 1 + width, self.config.page_size)
+        if self.config.compile:
+            # Buckets, or every length would be compiled.
+            num_pages = min(1 << (num_pages - 1).bit_length(), self.config.max_pages_per_request)
+        target = self._verify_pass(window, num_pages)
+        self._count_forward(target.token_ids, target.aux)
+        verdict = verify(target.logits, target.draft_tokens, window, self.config.max_accept_len)
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
-        result = StepResult(batch, verdict.emitted, verdict.accept_lens, hidden.flatten(0, 1), width)
-        result.accept_index, result.draft_tokens = verdict.accept_index, drafts
-        path = verdict.accept_index.clamp(min=0)
+        result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
+        result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
         if self._is_tree:
-            self._compact(slots.view(len(rows), width), verdict.accept_index, block_table, roots)
-            token_ids, logits = token_ids.gather(1, path), _take_rows(logits, path)
-        result.logprobs = self._logprobs(batch, logits, verdict.emitted)
+            self._compact(target.cache_positions, verdict.accept_index, rows)
+            target = target.along(verdict.accept_index.clamp(min=0))
+        result.logprobs = self._logprobs(batch, target.logits, verdict.emitted)
         if self.drafter is not None:
-            features = aux if aux is not None else hidden
-            features = _take_rows(features, path) if self._is_tree else features
-            positions = roots[:, None] + torch.arange(path.shape[1], device=self.device)
-            following = torch.zeros_like(roots)
-            never = torch.zeros_like(roots, dtype=torch.bool)
-            self._propose(result, sampling, rows, token_ids, positions, verdict.accept_lens, features, following, never)
+            positions = target.cache_positions
+            # Every row emits: there is no known token to fall back to, and nothing to discard.
+            backup = torch.zeros_like(positions[:, 0])
+            window_rows = (target.token_ids, positions, verdict.accept_lens, target.features)
+            self._propose(result, columns.sampling, rows, *window_rows, backup, backup.bool())
         elif self.config.trace:
-            result.trace = LaunchTrace(_id_range(token_ids), target_forwards=1)
+            result.trace = LaunchTrace(_id_range(target.token_ids), target_forwards=1)
         return result
+
+    def _target_over_windows(self, window: Window, num_pages: int) -> _TargetPass:
+        """The target over the last committed token and the drafts of every row. Depends on tensors alone, so that it
+        can be compiled."""
+        pool, rows = self.pool, window.rows
+        roots = pool.seq_lens[rows] - 1
+        token_ids, drafts = pool.token_ids[rows, roots][:, None], pool.draft_tokens[rows]
+        if drafts.shape[1] > 0:
+            token_ids = torch.cat([token_ids, drafts.clamp(min=0)], dim=1)
+        tree: dict[str, torch.Tensor] = {}
+        if window.parents is not None:
+            tree = {
+                "positions": roots[:, None] + window.depths,
+                "window_start": roots,
+                "window_mask": window.ancestors,
+            }
+        positions = roots[:, None] + torch.arange(token_ids.shape[1], device=rows.device)
+        context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
+        hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
+        return _TargetPass(token_ids, drafts, positions, hidden, aux, self.target.logits(hidden))
 
     @property
     def _is_tree(self) -> bool:
         return self.config.spec is not None and self.config.spec.topk > 1
 
-    def _compact(
-        self, slots: torch.Tensor, accept_index: torch.Tensor, block_table: torch.Tensor, roots: torch.Tensor
-    ) -> None:
-        """Move the accepted path's KV to the front of each verify window."""
+    def _compact(self, positions: torch.Tensor, accept_index: torch.Tensor, rows: torch.Tensor) -> None:
+        """Move the accepted path's KV to the front of each verify window, which lies at positions [N, n]."""
         kept = accept_index >= 0
-        source = slots.gather(1, accept_index.clamp(min=0))
-        front = roots[:, None] + torch.arange(accept_index.shape[1], device=self.device)
-        target = slots_of(block_table, front, self.config.page_size)
-        self.cache.move(source[kept], target[kept])
+        table, front = self.pool.block_table[rows], positions[:, : accept_index.shape[1]]
+        source = slots_of(table, positions.gather(1, accept_index.clamp(min=0)), self.config.page_size)
+        self.cache.move(source[kept], slots_of(table, front, self.config.page_size)[kept])
 
     def _propose(
         self,
@@ -245,6 +276,17 @@ class Runner:
             return None
         following = self.pool.token_ids[rows].gather(1, positions + 1)
         return compute_logprobs(self.target.logits(hidden), following, max(wanted))
+
+
+def _compiled(method: Callable[P, T]) -> Callable[P, T]:
+    """A bound method through torch.compile. Weights and caches stay what they are for the life of an engine, so only
+    the arguments are looked at again; a code object of its own keeps what another engine compiled from being found."""
+    function, owner = method.__func__, method.__self__  # type: ignore[attr-defined]  # it is a bound method
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
+    guards: dict[str, str | int | bool | Callable[..., Any]] = {
+        "guard_filter_fn": lambda guards: ["self" not in guard.name for guard in guards]
+    }
+    return torch.compile(MethodType(own, owner), dynamic=False, options=guards)
 
 
 def _take_rows(x: torch.Tensor, path: torch.Tensor) -> torch.Tensor:

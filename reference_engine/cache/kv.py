@@ -18,9 +18,26 @@ POISON = 30000.0
 anything that a model computes, so that an unmasked one does not."""
 
 
+class KVLayer:
+    """One layer: `pages` [2 * kv_heads, num_pages + 1, page_size, head_dim], keys before values, so that a page of one
+    head is one contiguous piece; `slots` is the same memory, [2 * kv_heads, num_slots, head_dim]."""
+
+    def __init__(self, pages: torch.Tensor) -> None:
+        self.pages = pages
+        self.slots = pages.flatten(1, 2)
+
+    def write(self, pages: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
+        """rows [n, 2 * kv_heads, head_dim] into pages [n] at offsets [n]."""
+        self.pages[:, pages, offsets] = rows.transpose(0, 1)
+
+    def gather(self, pages: torch.Tensor) -> torch.Tensor:
+        """pages [N, n] -> [2 * kv_heads, N, n * page_size, head_dim]."""
+        read = self.pages.index_select(1, pages.flatten())
+        return read.view(len(read), *pages.shape, *read.shape[2:]).flatten(2, 3)
+
+
 class KVCache:
-    """Keys and values of one model: a tensor [2 * kv_heads, num_pages + 1, page_size, head_dim] for each layer, keys
-    before values, so that a page of one head is one contiguous piece."""
+    """Keys and values of one model."""
 
     def __init__(
         self,
@@ -36,30 +53,32 @@ class KVCache:
         self.page_size = page_size
         self.num_kv_heads = num_kv_heads
         shape = (2 * num_kv_heads, num_pages + 1, page_size, head_dim)
-        fill = POISON if poison else 0.0
-        self.layers = [torch.full(shape, fill, dtype=dtype, device=device) for _ in range(num_layers)]
-        for layer in self.layers:
-            layer[:, NULL_PAGE] = 0.0
+        self.layers = [KVLayer(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(num_layers)]
+        if poison:
+            self.poison(page for page in range(num_pages + 1) if page != NULL_PAGE)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers[0].slots.dtype
 
     @property
     def num_slots(self) -> int:
-        return self.layers[0].shape[1] * self.page_size
+        return self.layers[0].slots.shape[1]
 
     def poison(self, pages: Iterable[int]) -> None:
         """Overwrite pages, so that any later read of freed memory shows."""
-        index = torch.tensor(sorted(pages), dtype=torch.long, device=self.layers[0].device)
+        index = torch.tensor(sorted(pages), dtype=torch.long, device=self.layers[0].slots.device)
         for layer in self.layers:
-            layer[:, index] = POISON
+            layer.pages[:, index] = POISON
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy rows between slots ([n] int64 each); everything is read before anything is written."""
         for layer in self.layers:
-            slots = layer.flatten(1, 2)
-            slots[:, target] = slots[:, source]
+            layer.slots[:, target] = layer.slots[:, source]
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """A copy of rows: [n] slots -> [n, layers, 2, kv_heads, head_dim]."""
-        rows = torch.stack([layer.flatten(1, 2)[:, slots] for layer in self.layers])
+        rows = torch.stack([layer.slots[:, slots] for layer in self.layers])
         layers, _, count, dim = rows.shape
         return rows.view(layers, 2, self.num_kv_heads, count, dim).permute(3, 0, 1, 2, 4).contiguous()
 
@@ -68,56 +87,65 @@ class KVCache:
 class AttentionContext:
     """Where one forward pass writes and what each query may see; shared by all layers.
 
-    `positions` [N, Q] are rotary positions; `write_slots` [N * Q]; `read_pages` [N * pages]; `mask` [N, Q, columns]
-    bool over the slots of these pages in order.
+    `cache_positions` [N, Q] are places in the request's pages, `positions` [N, Q] the rotary ones. Row i of the pass
+    goes to write_pages[i] at write_offsets[i] ([N * Q] each); `read_pages` [N, pages]; `bias` [N, Q, columns] over the
+    slots of these pages in order: 0 where a query may look, -inf elsewhere.
     """
 
+    cache_positions: torch.Tensor
     positions: torch.Tensor
-    write_slots: torch.Tensor
+    write_pages: torch.Tensor
+    write_offsets: torch.Tensor
     read_pages: torch.Tensor
-    mask: torch.Tensor
-    num_rows: int
-    num_queries: int
-    _grouped: tuple[int, torch.Tensor] | None = None
+    bias: torch.Tensor
 
-    def grouped_mask(self, group: int) -> torch.Tensor:
-        """[1, N, group * Q, columns]: the mask for a key head that serves `group` query heads."""
-        if self._grouped is None or self._grouped[0] != group:
-            self._grouped = group, self.mask.repeat(1, group, 1)[None]
-        return self._grouped[1]
+    def grouped_bias(self, group: int) -> torch.Tensor:
+        """[1, N, group * Q, columns]: the bias of a key head that serves `group` query heads."""
+        return self.bias[:, None].expand(-1, group, -1, -1).flatten(1, 2)[None]
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
+def places(
+    block_table: torch.Tensor, cache_positions: torch.Tensor, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, pages] block table and [N, Q] cache positions -> pages [N, Q] and offsets in them."""
+    index = torch.div(cache_positions, page_size, rounding_mode="floor")
+    return block_table.gather(1, index), cache_positions % page_size
 
 
 def slots_of(block_table: torch.Tensor, cache_positions: torch.Tensor, page_size: int) -> torch.Tensor:
     """[N, pages] block table and [N, Q] cache positions -> [N, Q] slots."""
-    pages = block_table.gather(1, torch.div(cache_positions, page_size, rounding_mode="floor"))
-    return pages * page_size + cache_positions % page_size
+    pages, offsets = places(block_table, cache_positions, page_size)
+    return pages * page_size + offsets
 
 
 def attention_context(
+    cache: KVCache,
     block_table: torch.Tensor,
-    page_size: int,
     cache_positions: torch.Tensor,
-    max_kv_len: int,
+    num_pages: int,
     *,
     valid: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
     window_start: torch.Tensor | None = None,
     window_mask: torch.Tensor | None = None,
 ) -> AttentionContext:
-    """Build the context for queries at `cache_positions` [N, Q] of requests with `block_table` [N, pages].
+    """Build the context for queries at `cache_positions` [N, Q] of requests with `block_table` [N, pages] in `cache`.
 
     `valid` [N, Q] marks real queries: the others write to the null page and see only column 0. Without a window the
     queries are causal over cache positions. With `window_start` [N] and `window_mask` [N, Q, W] they see everything
     before the window and, inside it, what the mask allows (draft trees); `positions` then carries the rotary
-    positions, which differ from the cache positions. `max_kv_len` bounds the columns that any query can see.
+    positions, which differ from the cache positions. No query sees more than its first `num_pages` pages.
     """
     if valid is not None:
         cache_positions = torch.where(valid, cache_positions, 0)
-    write = slots_of(block_table, cache_positions, page_size)
+    write_pages, write_offsets = places(block_table, cache_positions, cache.page_size)
     if valid is not None:
-        write = torch.where(valid, write, 0)
-    num_pages = -(-max_kv_len // page_size)
-    columns = torch.arange(num_pages * page_size, device=block_table.device)
+        write_pages = torch.where(valid, write_pages, NULL_PAGE)
+    columns = torch.arange(num_pages * cache.page_size, device=block_table.device)
     if window_mask is None:
         mask = columns <= cache_positions[:, :, None]
     else:
@@ -127,10 +155,10 @@ def attention_context(
         allowed = window_mask.gather(2, inside.clamp(0, width - 1)[:, None].expand(-1, num_queries, -1))
         mask = (inside < 0)[:, None] | (allowed & ((inside >= 0) & (inside < width))[:, None])
     return AttentionContext(
+        cache_positions=cache_positions,
         positions=cache_positions if positions is None else positions,
-        write_slots=write.reshape(-1),
-        read_pages=block_table[:, :num_pages].reshape(-1),
-        mask=mask,
-        num_rows=cache_positions.shape[0],
-        num_queries=cache_positions.shape[1],
+        write_pages=write_pages.reshape(-1),
+        write_offsets=write_offsets.reshape(-1),
+        read_pages=block_table[:, :num_pages],
+        bias=torch.where(mask, 0.0, float("-inf")).to(cache.dtype),
     )

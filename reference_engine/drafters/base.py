@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from reference_engine.cache.kv import AttentionContext, KVCache, attention_context
+from reference_engine.cache.kv import AttentionContext, KVCache, attention_context, pages_for
 from reference_engine.config import SpecConfig
 from reference_engine.drafters.tree import TreeBuilder
 from reference_engine.pool import PLACEHOLDER
@@ -125,13 +125,13 @@ class ModelDrafter(Drafter):
     `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
     """
 
+    cache: KVCache
     base_offset: int = 0
     num_ingest_steps: int = 1
 
-    def __init__(self, spec: SpecConfig, vocab_size: int, page_size: int, random: RandomSource) -> None:
+    def __init__(self, spec: SpecConfig, vocab_size: int, random: RandomSource) -> None:
         self.spec = spec
         self.vocab_size = vocab_size
-        self.page_size = page_size
         self.random = random
 
     @abstractmethod
@@ -225,10 +225,10 @@ class ModelDrafter(Drafter):
     ) -> AttentionContext:
         """Addresses in this drafter's cache; a window starts where the first draft token is fed."""
         return attention_context(
+            self.cache,
             inputs.block_table,
-            self.page_size,
             cache_positions,
-            bound,
+            pages_for(bound, self.cache.page_size),
             valid=valid,
             positions=positions,
             window_start=None if window_mask is None else inputs.seq_lens + self.base_offset,
@@ -237,4 +237,5 @@ class ModelDrafter(Drafter):
 
     def remember(self, context: AttentionContext, token_ids: torch.Tensor, features: torch.Tensor) -> None:
         if self.shadow is not None:
-            self.shadow.remember(context.write_slots, token_ids, features)
+            slots = context.write_pages * self.cache.page_size + context.write_offsets
+            self.shadow.remember(slots, token_ids, features)

@@ -78,8 +78,8 @@ class Eagle3Drafter(FeatureDrafter):
         assert stage == 0
         embedding = rms_norm(F.embedding(token_ids, self.embed_tokens), self.embed_norm, self.eps)
         both = torch.cat([embedding, rms_norm(features, self.feature_norm, self.eps)], dim=-1)
-        x = features + self.attention(both, self.rotary(context.positions), context, self.cache.layers[0])
-        return x + self.mlp(rms_norm(x, self.post_norm, self.eps))
+        x = self.attention(both, self.rotary(context.positions), context, self.cache.layers[0], residual=features)
+        return self.mlp(rms_norm(x, self.post_norm, self.eps), residual=x)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         normed = rms_norm(outputs, self.norm, self.eps)

@@ -26,7 +26,7 @@ class FeatureDrafter(ModelDrafter):
         self, config: EngineConfig, model: ModelConfig, target: CausalLM, random: RandomSource, num_positions: int
     ) -> None:
         assert config.spec is not None
-        super().__init__(config.spec, target.config.vocab_size, config.page_size, random)
+        super().__init__(config.spec, target.config.vocab_size, random)
         self.device = torch.device(config.device)
         self.model_config = model
         self.rotary = RotaryEmbedding(model, num_positions, config.torch_dtype, self.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from reference_engine.cache.kv import AttentionContext, KVCache
+from reference_engine.cache.kv import AttentionContext, KVCache, KVLayer
 from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafting, ProposeInputs
 from reference_engine.drafters.feature import FeatureDrafter
@@ -36,7 +36,7 @@ class _MTPLayer:
         features: torch.Tensor,
         rotary: Rotary,
         context: AttentionContext,
-        cache: torch.Tensor,
+        cache: KVLayer,
     ) -> torch.Tensor:
         both = [rms_norm(features, self.feature_norm, self.eps), rms_norm(embedding, self.embed_norm, self.eps)]
         x = self.block(self.input_proj(torch.cat(both, dim=-1)), rotary, context, cache)

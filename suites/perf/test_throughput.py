@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from harness.contract import DrafterSetup, EngineSetup, Request, Run, SamplingParams
 from harness.engines import engine_factory
-from harness.known_answer import build
+from harness.known_answer import FAMILIES, build
 from harness.workloads.random_checkpoints import random_checkpoint
 from reference_engine import EngineConfig, LLMEngine
 from reference_engine import SamplingParams as EngineSamplingParams
@@ -34,11 +34,12 @@ CONTEXT = PROMPT_LEN + NUM_TOKENS
 Tokens = list[list[int]]
 
 
-@pytest.fixture(scope="module", params=["known-answer walk", "random llama 4 x 256"])
+@pytest.fixture(scope="module", params=["law", "walk", "census", "random llama 4 x 256"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Known-answer targets with 0.1, 1.3 and 3.9 MB of weights, and one of 15 MB."""
     directory = tmp_path_factory.mktemp("perf")
-    if request.param == "known-answer walk":
-        (folder,) = build(directory, ["walk"])
+    if request.param in FAMILIES:
+        (folder,) = build(directory, [request.param])
         return folder / "target"
     return random_checkpoint(
         directory,
@@ -56,12 +57,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def prompts() -> Tokens:
     """Equal lengths, so that transformers needs no padding; ids that every checkpoint here has."""
     rng = random.Random(0)
-    return [[rng.randrange(1, 60) for _ in range(PROMPT_LEN)] for _ in range(BATCH)]
+    return [[rng.randrange(3, 16) for _ in range(PROMPT_LEN)] for _ in range(BATCH)]
 
 
-def reference(checkpoint: Path) -> Callable[[], Tokens]:
+def reference(checkpoint: Path, *, compiled: bool) -> Callable[[], Tokens]:
     """Neither traces nor poison, and no prefix cache: later rounds must not profit from earlier ones."""
-    config = EngineConfig(model=checkpoint, context_length=CONTEXT, max_running=BATCH, prefix_cache=False, poison=False)
+    config = EngineConfig(
+        model=checkpoint, context_length=CONTEXT, max_running=BATCH, prefix_cache=False, compile=compiled
+    )
     engine = LLMEngine(config)
     params = EngineSamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -101,13 +104,15 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_throughput(
     benchmark: BenchmarkFixture,
     checkpoint: Path,
+    compiled: bool,
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ours = reference(checkpoint)
+    ours = reference(checkpoint, compiled=compiled)
     cache, theirs = fastest_generate(checkpoint)
     assert ours() == theirs()
     others: list[float] = []
