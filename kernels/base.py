@@ -59,7 +59,7 @@ class Variant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A row of the registry. `shapes` is one line for people; `properties` names what the suite checks; `spills` states
-    why register spills are accepted, if they are."""
+    why register spills of up to `spill_limit` are accepted (bytes a thread on NVIDIA, registers on AMD)."""
 
     name: str
     shapes: str
@@ -68,6 +68,11 @@ class Kernel:
     variants: tuple[Variant, ...]
     properties: tuple[str, ...]
     spills: str | None = None
+    spill_limit: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.spills is None) != (self.spill_limit == 0):
+            raise ValueError(f"{self.name}: spill_limit={self.spill_limit}, spills={self.spills!r}: give both or none")
 
 
 class Registry(Mapping[str, Kernel]):
@@ -115,7 +120,7 @@ def expect_together(**tensors: torch.Tensor | None) -> None:
 
 def expect_inner_contiguous(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless neighbours along the last dim are neighbours in memory; outer strides are free."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name}.stride()={tensor.stride()}: the last dim must have stride 1; call .contiguous()")
 
 

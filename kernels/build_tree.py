@@ -30,7 +30,7 @@ import triton.language as tl
 from kernels.base import Backend, Kernel, Variant, expect, expect_inner_contiguous, expect_together
 
 MaskMode = Literal["full", "qlen_only", "packed"]
-_MODES: dict[MaskMode, int] = {"full": 0, "qlen_only": 1, "packed": 2}
+_MODES: tuple[MaskMode, ...] = ("full", "qlen_only", "packed")
 
 
 class Tree(NamedTuple):
@@ -42,7 +42,7 @@ class Tree(NamedTuple):
     parents: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["full"])
 def _build_tree(
     candidate_parents_ptr,
     chosen_ptr,
@@ -58,7 +58,8 @@ def _build_tree(
     chosen_stride,
     num_candidates,
     num_nodes,
-    MODE: tl.constexpr,
+    full,
+    PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -102,15 +103,17 @@ def _build_tree(
     tl.store(next_token_ptr + out, tl.where(child < BLOCK, child, -1).to(tl.int64), mask=real)
     tl.store(next_sibling_ptr + out, tl.where(sibling < BLOCK, sibling, -1).to(tl.int64), mask=real)
     tl.store(parents_ptr + row * (num_nodes - 1) + node - 1, parent.to(tl.int64), mask=is_draft)
-    if MODE == 2:
+    if PACKED:
         num_words = (num_nodes + 31) // 32
         for word in range(num_words):
             bit = tl.where(sees & (across // 32 == word), (1 << (across % 32)).to(tl.int64), 0)
             words = mask_ptr + (row * num_nodes + node) * num_words + word
             tl.store(words, tl.sum(bit, axis=1).to(tl.int32), mask=real)
     else:
-        width = num_nodes if MODE == 1 else num_nodes + prefix_len
-        start = row * num_nodes * num_nodes if MODE == 1 else tl.load(mask_starts_ptr + row) + prefix_len
+        before = tl.where(full != 0, prefix_len, 0)
+        width = num_nodes + before
+        start = row * num_nodes * num_nodes
+        start = before + tl.load(mask_starts_ptr + row, mask=full != 0, other=0) + tl.where(full != 0, 0, start)
         tl.store(mask_ptr + start + down * width + across, sees, mask=(down < num_nodes) & (across < num_nodes))
 
 
@@ -190,10 +193,12 @@ def launch(
 ) -> Tree:
     device, (rows, num_drafts) = chosen.device, chosen.shape
     num_nodes = num_drafts + 1
+    mask_starts = prefix_lens  # read for full masks alone
     if mask_mode == "full":
         # The prefix is visible to every node; the kernel writes the window.
         size = num_nodes * (num_prefix_tokens + rows * num_nodes)
         mask = torch.ones(size, dtype=torch.bool, device=device)
+        mask_starts = _mask_starts(prefix_lens, num_nodes)
     elif mask_mode == "qlen_only":
         mask = torch.empty(rows, num_nodes, num_nodes, dtype=torch.bool, device=device)
     else:
@@ -206,13 +211,14 @@ def launch(
             candidate_parents,
             chosen,
             prefix_lens,
-            _mask_starts(prefix_lens, num_nodes),
+            mask_starts,
             *tree,
             candidate_parents.stride(0),
             chosen.stride(0),
             candidate_parents.shape[1],
             num_nodes,
-            MODE=_MODES[mask_mode],
+            int(mask_mode == "full"),
+            PACKED=mask_mode == "packed",
             BLOCK=block,
             num_warps=4 if block <= 32 else 8,
         )
@@ -262,7 +268,7 @@ KERNEL = Kernel(
                 "chosen_ptr": "*i64",
                 "prefix_lens_ptr": "*i64",
                 "mask_starts_ptr": "*i64",
-                "mask_ptr": "*i32" if mode == 2 else "*i1",
+                "mask_ptr": "*i32" if packed else "*i1",
                 "positions_ptr": "*i64",
                 "index_ptr": "*i64",
                 "next_token_ptr": "*i64",
@@ -272,13 +278,14 @@ KERNEL = Kernel(
                 "chosen_stride": "i64",
                 "num_candidates": "i32",
                 "num_nodes": "i32",
-                "MODE": "constexpr",
+                "full": "i32",
+                "PACKED": "constexpr",
                 "BLOCK": "constexpr",
             },
-            constexprs={"MODE": mode, "BLOCK": block},
+            constexprs={"PACKED": packed, "BLOCK": block},
             num_warps=4 if block <= 32 else 8,
         )
-        for mode in _MODES.values()
+        for packed in (False, True)
         for block in (16, 64)
     ),
     properties=(

@@ -77,13 +77,14 @@ def compile_all(
 
 
 def objections(results: Iterable[Compiled]) -> list[str]:
-    """What is wrong with them: no binary, or spills that the kernel's `spills` does not account for."""
+    """What is wrong with them: no binary, or more spills than the kernel accounts for."""
     found = []
     for result in results:
         if result.error is not None:
             found.append(f"{result}: {result.error}")
-        elif result.spills and KERNELS[result.kernel].spills is None:
-            found.append(f"{result}: {result.registers} registers and {result.spills} spilled; mend it or say why")
+        elif (result.spills or 0) > (limit := KERNELS[result.kernel].spill_limit):
+            figures = f"{result.registers} registers and {result.spills} spilled"
+            found.append(f"{result}: {figures}, at most {limit} accounted for; mend it or say why")
     return found
 
 

@@ -262,5 +262,6 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
-    spills="a few scalars, at most 16 bytes a thread: parameters of the row are kept while it is searched",
+    spills="a few scalars: parameters of the row are kept while it is searched",
+    spill_limit=16,
 )
