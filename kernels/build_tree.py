@@ -31,6 +31,9 @@ from kernels.base import Backend, Kernel, Variant, expect, expect_inner_contiguo
 
 MaskMode = Literal["full", "qlen_only", "packed"]
 _MODES: tuple[MaskMode, ...] = ("full", "qlen_only", "packed")
+BLOCK = 64
+WARPS = 8
+"""One tile holds any tree, so one compilation serves them all; fewer warps make for many registers a thread."""
 
 
 class Tree(NamedTuple):
@@ -206,7 +209,6 @@ def launch(
     nodes = [torch.empty(rows, num_nodes, dtype=torch.long, device=device) for _ in range(4)]
     tree = Tree(mask, *nodes, torch.empty(rows, num_drafts, dtype=torch.long, device=device))
     if rows:
-        block = max(16, triton.next_power_of_2(num_nodes))
         _build_tree[(rows,)](
             candidate_parents,
             chosen,
@@ -219,8 +221,8 @@ def launch(
             num_nodes,
             int(mask_mode == "full"),
             PACKED=mask_mode == "packed",
-            BLOCK=block,
-            num_warps=4 if block <= 32 else 8,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
         )
     return tree
 
@@ -242,8 +244,8 @@ def build_tree(
     expect("prefix_lens", prefix_lens, (rows,), torch.long)
     if mask_mode not in _MODES:
         raise ValueError(f"mask_mode={mask_mode!r}: must be 'full', 'qlen_only' or 'packed'")
-    if chosen.shape[1] > 63:
-        raise ValueError(f"chosen.shape[1]={chosen.shape[1]}: a tree has at most 63 drafts")
+    if chosen.shape[1] >= BLOCK:
+        raise ValueError(f"chosen.shape[1]={chosen.shape[1]}: a tree has at most {BLOCK - 1} drafts")
     if num_prefix_tokens is None:
         num_prefix_tokens = int(prefix_lens.sum()) if mask_mode == "full" else 0
     if backend == "torch":
@@ -282,11 +284,10 @@ KERNEL = Kernel(
                 "PACKED": "constexpr",
                 "BLOCK": "constexpr",
             },
-            constexprs={"PACKED": packed, "BLOCK": block},
-            num_warps=4 if block <= 32 else 8,
+            constexprs={"PACKED": packed, "BLOCK": BLOCK},
+            num_warps=WARPS,
         )
         for packed in (False, True)
-        for block in (16, 64)
     ),
     properties=(
         "equals reference",
