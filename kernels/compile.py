@@ -122,7 +122,11 @@ def _worker(share: Sequence[Job], cache: Path) -> None:
         result = _compile(name, index, target)
         line = json.dumps(asdict(result))
         if result.error is None:
-            _kept(cache, name, index, target).write_text(line)
+            kept = _kept(cache, name, index, target)
+            # Others may compile the same, and read this: never half a file.
+            part = kept.with_suffix(f".{os.getpid()}")
+            part.write_text(line)
+            part.replace(kept)
         sys.stdout.write(line + "\n")
 
 
