@@ -17,19 +17,24 @@ Args = tuple[torch.Tensor, ...]
 
 
 def tree(rows: int, num_nodes: int, depth: int, coins: int, vocab: int, seed: int) -> Args:
-    """Drafts with -1 and ids outside the vocabulary among them, and likely ones."""
+    """Drafts with -1 and ids outside the vocabulary among them, and likely ones: so that walks get somewhere, many
+    rows have one law at all nodes, drafts are among its first three, and coins are low."""
     rng = generator(seed)
     p = probabilities((rows, num_nodes, vocab), seed)
+    p = torch.where(torch.rand(rows, 1, 1, generator=rng) < 0.6, p[:, :1], p)
     drafts = torch.randint(-1, vocab + 1, (rows, num_nodes - 1), generator=rng)
-    likely = p[:, :-1].nan_to_num(0).argmax(-1)
-    drafts = torch.where(torch.rand(drafts.shape, generator=rng) < 0.5, likely, drafts)
-    numbers = uniforms((rows, depth, coins), seed + 1), uniforms((rows, depth), seed + 2)
+    ranked = p[:, :-1].nan_to_num(0).argsort(dim=-1, descending=True)
+    rank = torch.randint(min(3, vocab), (*drafts.shape, 1), generator=rng)
+    drafts = torch.where(torch.rand(drafts.shape, generator=rng) < 0.6, ranked.gather(2, rank)[..., 0], drafts)
+    tries = uniforms((rows, depth, coins), seed + 1)
+    tries = torch.where(torch.rand(tries.shape, generator=rng) < 0.5, 0.2 * tries, tries)
+    numbers = tries, uniforms((rows, depth), seed + 2)
     return drafts, *random_links(rows, num_nodes, seed), p, *numbers
 
 
 @examples
 @given(
-    rows=st.integers(0, 3),
+    rows=st.integers(0, 6),
     num_nodes=st.integers(1, 8),
     depth=st.integers(1, 5),
     coins=st.integers(0, 4),
@@ -69,6 +74,17 @@ def test_rules_by_hand() -> None:
     assert emitted.tolist() == [[0, 2], [1, 2], [2, -1], [2, -1], [2, -1]]
     assert accept_lens.tolist() == [2, 2, 1, 1, 1]
     assert accept_index.tolist() == [[0, 1], [0, 2], [0, -1], [0, -1], [0, -1]]
+
+
+def test_a_coin_on_the_line_rejects() -> None:
+    """Lines at 0.5, and at 0.25 / 0.5 for the second child."""
+    p = torch.tensor([[[0.5, 0.25, 0.25]] * 3] * 2)
+    next_token, next_sibling = links([[0, 0]] * 2, 3)
+    coins, final = torch.full((2, 2, 2), 0.5), torch.zeros(2, 2)
+    coins[0, 0, 1] = 0.49
+    drafts = torch.tensor([[0, 1]] * 2)
+    (emitted, _, _), _ = compare(verify_tree_sampled, drafts, next_token, next_sibling, p, coins, final, 2)
+    assert emitted.tolist() == [[1, 0], [2, -1]]
 
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf, -1.0])
