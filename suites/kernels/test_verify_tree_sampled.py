@@ -49,6 +49,16 @@ def test_equals_reference(rows: int, num_nodes: int, depth: int, coins: int, voc
     assert (got[0] < vocab).all()
 
 
+@pytest.mark.parametrize("seed", [1, 3, 5])
+@pytest.mark.parametrize("vocab", [3, 5])
+def test_walks_that_get_somewhere(vocab: int, seed: int) -> None:
+    """Trees of up to 8 nodes, of which a third or so have drafts that are accepted."""
+    args = tree(16, 8, 5, 4, vocab, seed)
+    got, _ = compare(verify_tree_sampled, *(strided(one, seed) for one in args), 5)
+    check_verdict(*got)
+    assert int((got[1] > 1).sum()) >= 5
+
+
 @pytest.mark.parametrize("vocab", EDGE_VOCABS)
 def test_tile_edges(vocab: int) -> None:
     args = tree(2, 4, 3, 3, vocab, vocab)
@@ -74,6 +84,32 @@ def test_rules_by_hand() -> None:
     assert emitted.tolist() == [[0, 2], [1, 2], [2, -1], [2, -1], [2, -1]]
     assert accept_lens.tolist() == [2, 2, 1, 1, 1]
     assert accept_index.tolist() == [[0, 1], [0, 2], [0, -1], [0, -1], [0, -1]]
+
+
+@pytest.mark.parametrize("token", [-1, 3, 4])
+def test_what_is_no_node_is_passed_over_and_uses_up_no_coin(token: int) -> None:
+    """Not even where memory holds a mass for its id."""
+    storage = torch.ones(1, 3, 5)
+    p = storage[..., 1:4]
+    p[:] = torch.tensor([0.5, 0.25, 0.25])
+    next_token, next_sibling = links([[0, 0]], 3)
+    coins = torch.tensor([[[0.4, 0.9]] * 2])
+    args = torch.tensor([[token, 0]]), next_token, next_sibling, p, coins, torch.zeros(1, 2), 2
+    (emitted, _, accept_index), _ = compare(verify_tree_sampled, *args)
+    assert (emitted.tolist(), accept_index.tolist()) == ([[0, 0]], [[0, 2]])
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_each_depth_has_coins_of_its_own(extra: int) -> None:
+    """On a chain of three the first two coins accept and the third rejects."""
+    p = torch.tensor([[[0.5, 0.5]] * 4] * 2)
+    next_token, next_sibling = links([[0, 1, 2]] * 2, 4)
+    coins = torch.tensor([[[0.4, 0.9], [0.3, 0.8], [0.7, 0.1], [0.0, 0.0]]] * 2)
+    drafts, final = torch.zeros(2, 3).long(), torch.zeros(2, 4)
+    args = (strided(one, extra) for one in (drafts, next_token, next_sibling, p, coins, final))
+    (emitted, accept_lens, _), _ = compare(verify_tree_sampled, *args, 4)
+    assert emitted.tolist() == [[0, 0, 1, -1]] * 2
+    assert accept_lens.tolist() == [3, 3]
 
 
 def test_a_coin_on_the_line_rejects() -> None:
