@@ -3,3 +3,10 @@
 from __future__ import annotations
 
 pytest_plugins = ["pytester"]
+
+
+def pytest_configure() -> None:
+    """A process interprets Triton kernels or compiles them, so that is settled before any test module is imported."""
+    from suites.kernels.interpreter import use_interpreter
+
+    use_interpreter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +62,27 @@ def invariants() -> None:
         else:
             table.add_row(name, INVARIANTS[name].statement, ", ".join(sorted(INVARIANTS[name].needs)))
     Console().print(table)
+
+
+@app.command()
+def kernels(
+    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; repeatable. Default: all.")] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile for every target; no GPU is needed.")] = False,
+) -> None:
+    """List the Triton kernels, or compile them: registers / spills / shared memory (bytes) of every binary. Exits
+    non-zero when one does not compile, or spills more than it accounts for."""
+    from harness.report import kernels as tables
+
+    tables.require_triton()
+    names = tables.chosen(kernel or ())
+    if not compile_:
+        Console().print(tables.catalogue(names))
+        return
+    table, objections = tables.compiled(names, os.cpu_count() or 1)
+    Console().print(table)
+    for objection in objections:
+        typer.echo(objection, err=True)
+    raise typer.Exit(1 if objections else 0)
 
 
 @engines.command("list")

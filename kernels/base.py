@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,7 +20,13 @@ Choice = Literal["auto", "torch", "triton"]
 
 
 def interpreted() -> bool:
-    """Whether Triton kernels run under its interpreter. Triton reads the variable when a kernel file is imported."""
+    """Whether Triton kernels run under its interpreter, by the variable or by the knob of a process that set it. Triton
+    looks at them when a kernel file is imported."""
+    triton = sys.modules.get("triton")
+    return _asked_to_interpret() if triton is None else bool(triton.knobs.runtime.interpret)
+
+
+def _asked_to_interpret() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -31,12 +38,13 @@ def choose_backend(choice: Choice, device: torch.device) -> Backend:
     if choice not in ("auto", "torch", "triton"):
         raise ValueError(f"kernels={choice!r}: must be 'auto', 'torch' or 'triton'")
     possible = device.type == "cuda" or interpreted()
+    wanted = choice == "triton" or (choice == "auto" and (device.type == "cuda" or _asked_to_interpret()))
     if choice == "triton" and not possible:
         raise ValueError(
             f"kernels='triton': device {device} cannot run Triton; use a CUDA device, or set TRITON_INTERPRET=1 in the "
             "environment before Python starts to run the interpreter"
         )
-    return "triton" if possible and choice != "torch" else "torch"
+    return "triton" if possible and wanted else "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,7 @@ class Variant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A row of the registry. `shapes` is one line for people; `properties` names what the suite checks; `spills` states
-    why register spills are accepted, if they are."""
+    why register spills of up to `spill_limit` are accepted (bytes a thread on NVIDIA, registers on AMD)."""
 
     name: str
     shapes: str
@@ -68,6 +76,11 @@ class Kernel:
     variants: tuple[Variant, ...]
     properties: tuple[str, ...]
     spills: str | None = None
+    spill_limit: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.spills is None) != (self.spill_limit == 0):
+            raise ValueError(f"{self.name}: spill_limit={self.spill_limit}, spills={self.spills!r}: give both or none")
 
 
 class Registry(Mapping[str, Kernel]):
@@ -115,7 +128,7 @@ def expect_together(**tensors: torch.Tensor | None) -> None:
 
 def expect_inner_contiguous(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless neighbours along the last dim are neighbours in memory; outer strides are free."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name}.stride()={tensor.stride()}: the last dim must have stride 1; call .contiguous()")
 
 

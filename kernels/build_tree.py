@@ -30,7 +30,10 @@ import triton.language as tl
 from kernels.base import Backend, Kernel, Variant, expect, expect_inner_contiguous, expect_together
 
 MaskMode = Literal["full", "qlen_only", "packed"]
-_MODES: dict[MaskMode, int] = {"full": 0, "qlen_only": 1, "packed": 2}
+_MODES: tuple[MaskMode, ...] = ("full", "qlen_only", "packed")
+BLOCK = 64
+WARPS = 8
+"""One tile holds any tree, so one compilation serves them all; fewer warps make for many registers a thread."""
 
 
 class Tree(NamedTuple):
@@ -42,7 +45,7 @@ class Tree(NamedTuple):
     parents: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["full"])
 def _build_tree(
     candidate_parents_ptr,
     chosen_ptr,
@@ -58,7 +61,8 @@ def _build_tree(
     chosen_stride,
     num_candidates,
     num_nodes,
-    MODE: tl.constexpr,
+    full,
+    PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -102,15 +106,17 @@ def _build_tree(
     tl.store(next_token_ptr + out, tl.where(child < BLOCK, child, -1).to(tl.int64), mask=real)
     tl.store(next_sibling_ptr + out, tl.where(sibling < BLOCK, sibling, -1).to(tl.int64), mask=real)
     tl.store(parents_ptr + row * (num_nodes - 1) + node - 1, parent.to(tl.int64), mask=is_draft)
-    if MODE == 2:
+    if PACKED:
         num_words = (num_nodes + 31) // 32
         for word in range(num_words):
             bit = tl.where(sees & (across // 32 == word), (1 << (across % 32)).to(tl.int64), 0)
             words = mask_ptr + (row * num_nodes + node) * num_words + word
             tl.store(words, tl.sum(bit, axis=1).to(tl.int32), mask=real)
     else:
-        width = num_nodes if MODE == 1 else num_nodes + prefix_len
-        start = row * num_nodes * num_nodes if MODE == 1 else tl.load(mask_starts_ptr + row) + prefix_len
+        before = tl.where(full != 0, prefix_len, 0)
+        width = num_nodes + before
+        start = row * num_nodes * num_nodes
+        start = before + tl.load(mask_starts_ptr + row, mask=full != 0, other=0) + tl.where(full != 0, 0, start)
         tl.store(mask_ptr + start + down * width + across, sees, mask=(down < num_nodes) & (across < num_nodes))
 
 
@@ -190,10 +196,12 @@ def launch(
 ) -> Tree:
     device, (rows, num_drafts) = chosen.device, chosen.shape
     num_nodes = num_drafts + 1
+    mask_starts = prefix_lens  # read for full masks alone
     if mask_mode == "full":
         # The prefix is visible to every node; the kernel writes the window.
         size = num_nodes * (num_prefix_tokens + rows * num_nodes)
         mask = torch.ones(size, dtype=torch.bool, device=device)
+        mask_starts = _mask_starts(prefix_lens, num_nodes)
     elif mask_mode == "qlen_only":
         mask = torch.empty(rows, num_nodes, num_nodes, dtype=torch.bool, device=device)
     else:
@@ -201,20 +209,20 @@ def launch(
     nodes = [torch.empty(rows, num_nodes, dtype=torch.long, device=device) for _ in range(4)]
     tree = Tree(mask, *nodes, torch.empty(rows, num_drafts, dtype=torch.long, device=device))
     if rows:
-        block = max(16, triton.next_power_of_2(num_nodes))
         _build_tree[(rows,)](
             candidate_parents,
             chosen,
             prefix_lens,
-            _mask_starts(prefix_lens, num_nodes),
+            mask_starts,
             *tree,
             candidate_parents.stride(0),
             chosen.stride(0),
             candidate_parents.shape[1],
             num_nodes,
-            MODE=_MODES[mask_mode],
-            BLOCK=block,
-            num_warps=4 if block <= 32 else 8,
+            int(mask_mode == "full"),
+            PACKED=mask_mode == "packed",
+            BLOCK=BLOCK,
+            num_warps=WARPS,
         )
     return tree
 
@@ -236,8 +244,8 @@ def build_tree(
     expect("prefix_lens", prefix_lens, (rows,), torch.long)
     if mask_mode not in _MODES:
         raise ValueError(f"mask_mode={mask_mode!r}: must be 'full', 'qlen_only' or 'packed'")
-    if chosen.shape[1] > 63:
-        raise ValueError(f"chosen.shape[1]={chosen.shape[1]}: a tree has at most 63 drafts")
+    if chosen.shape[1] >= BLOCK:
+        raise ValueError(f"chosen.shape[1]={chosen.shape[1]}: a tree has at most {BLOCK - 1} drafts")
     if num_prefix_tokens is None:
         num_prefix_tokens = int(prefix_lens.sum()) if mask_mode == "full" else 0
     if backend == "torch":
@@ -262,7 +270,7 @@ KERNEL = Kernel(
                 "chosen_ptr": "*i64",
                 "prefix_lens_ptr": "*i64",
                 "mask_starts_ptr": "*i64",
-                "mask_ptr": "*i32" if mode == 2 else "*i1",
+                "mask_ptr": "*i32" if packed else "*i1",
                 "positions_ptr": "*i64",
                 "index_ptr": "*i64",
                 "next_token_ptr": "*i64",
@@ -272,14 +280,14 @@ KERNEL = Kernel(
                 "chosen_stride": "i64",
                 "num_candidates": "i32",
                 "num_nodes": "i32",
-                "MODE": "constexpr",
+                "full": "i32",
+                "PACKED": "constexpr",
                 "BLOCK": "constexpr",
             },
-            constexprs={"MODE": mode, "BLOCK": block},
-            num_warps=4 if block <= 32 else 8,
+            constexprs={"PACKED": packed, "BLOCK": BLOCK},
+            num_warps=WARPS,
         )
-        for mode in _MODES.values()
-        for block in (16, 64)
+        for packed in (False, True)
     ),
     properties=(
         "equals reference",

@@ -69,21 +69,24 @@ def compile_all(
         if target not in TARGETS:
             raise ValueError(f"target={target!r}: must be one of {', '.join(TARGETS)}")
     cache.mkdir(parents=True, exist_ok=True)
-    work = jobs(KERNELS if names is None else names, targets)
+    files = {job: _kept(cache, *job) for job in jobs(KERNELS if names is None else names, targets)}
+    results = [_parsed(file.read_text()) for file in files.values() if file.exists()]
+    work = [job for job, file in files.items() if not file.exists()]
     # Dealt out in turn: the variants of a kernel take alike, so no worker gets all the long ones.
     workers = [_start(work[i::processes], cache) for i in range(min(processes, len(work)))]
-    results = [result for worker in workers for result in _collect(worker, timeout)]
+    results += [result for worker in workers for result in _collect(worker, timeout)]
     return sorted(results, key=lambda result: (result.kernel, result.variant, result.target))
 
 
 def objections(results: Iterable[Compiled]) -> list[str]:
-    """What is wrong with them: no binary, or spills that the kernel's `spills` does not account for."""
+    """What is wrong with them: no binary, or more spills than the kernel accounts for."""
     found = []
     for result in results:
         if result.error is not None:
             found.append(f"{result}: {result.error}")
-        elif result.spills and KERNELS[result.kernel].spills is None:
-            found.append(f"{result}: {result.registers} registers and {result.spills} spilled; mend it or say why")
+        elif (result.spills or 0) > (limit := KERNELS[result.kernel].spill_limit):
+            figures = f"{result.registers} registers and {result.spills} spilled"
+            found.append(f"{result}: {figures}, at most {limit} accounted for; mend it or say why")
     return found
 
 
@@ -107,19 +110,23 @@ def _collect(worker: subprocess.Popen[str], timeout: float) -> list[Compiled]:
         raise RuntimeError(f"compilation took longer than {timeout:.0f} s") from None
     if worker.returncode != 0:
         raise RuntimeError(f"a compile worker ended with {worker.returncode}: {err.strip()[-2000:]}")
-    return [Compiled(**json.loads(line)) for line in out.splitlines()]
+    return [_parsed(line) for line in out.splitlines()]
+
+
+def _parsed(line: str) -> Compiled:
+    return Compiled(**json.loads(line))
 
 
 def _worker(share: Sequence[Job], cache: Path) -> None:
     for name, index, target in share:
-        kept = _kept(cache, name, index, target)
-        if kept.exists():
-            line = kept.read_text()
-        else:
-            result = _compile(name, index, target)
-            line = json.dumps(asdict(result))
-            if result.error is None:
-                kept.write_text(line)
+        result = _compile(name, index, target)
+        line = json.dumps(asdict(result))
+        if result.error is None:
+            kept = _kept(cache, name, index, target)
+            # Others may compile the same, and read this: never half a file.
+            part = kept.with_suffix(f".{os.getpid()}")
+            part.write_text(line)
+            part.replace(kept)
         sys.stdout.write(line + "\n")
 
 

@@ -84,16 +84,27 @@ def _mass_below(logits_ptr, cut, limit, best, temperature, vocab, BLOCK: tl.cons
 
 
 @triton.jit
-def _nucleus(logits_ptr, goal, limit, best, temperature, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """The highest magnitude that a mass below `goal` comes before, and that mass."""
+def _nucleus(logits_ptr, top_p, limit, best, temperature, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """The highest magnitude that a mass below `goal` comes before, that mass, and `goal`: top_p of the whole."""
     found = limit * 0
     before = zero()
-    for index in range(BITS - 1):
-        higher = found | ((limit * 0 + 1) << (BITS - 2 - index))
+    goal = zero()
+    # The first pass is for the whole, in the same loop: the code of a pass is long.
+    for index in range(BITS):
+        whole = index == 0
+        higher = tl.where(whole, _most(BITS), found | ((limit * 0 + 1) << (BITS - 1 - index)))
         below = _mass_below(logits_ptr, higher, limit, best, temperature, vocab, BLOCK, BITS)
-        found = tl.where(below < goal, higher, found)
-        before = tl.where(below < goal, below, before)
-    return found, before
+        goal = tl.where(whole, tl.maximum(top_p * below, _LEAST), goal)
+        narrower = (below < goal) & (index > 0)
+        found = tl.where(narrower, higher, found)
+        before = tl.where(narrower, below, before)
+    return found, before, goal
+
+
+@triton.jit
+def _most(BITS: tl.constexpr):
+    """Above any magnitude but NaN's."""
+    return tl.full((), 2 ** (BITS - 1) - 1, tl.int64)
 
 
 @triton.jit
@@ -116,24 +127,21 @@ def _filter_logits(
     query = tl.program_id(1).to(tl.int64)
     logits_ptr += row * logits_row_stride + query * logits_stride
     result_ptr += row * result_row_stride + query * result_stride
-    everything = tl.full((), 2 ** (BITS - 1) - 1, tl.int64)
     best = largest(logits_ptr, vocab, BLOCK)
     temperature = upcast(tl.load(temperature_ptr + row))
     sampled = temperature > 0
     temperature = tl.where(sampled, temperature, 1.0)
-    limit = everything
+    limit = _most(BITS)
     k = tl.load(top_k_ptr + row)
     if sampled & (k > 0) & (k < vocab):
         limit = _kth(logits_ptr, k, best, temperature, vocab, BLOCK, BITS)
     # A greedy row is one whose nucleus is the first token.
-    cut = tl.where(sampled, everything, 0)
+    cut = tl.where(sampled, _most(BITS), 0)
     before = zero()
     goal = tl.where(sampled, zero() + float("inf"), _LEAST)
     top_p = upcast(tl.load(top_p_ptr + row))
     if sampled & (top_p < 1):
-        goal = top_p * _mass_below(logits_ptr, everything, limit, best, temperature, vocab, BLOCK, BITS)
-        goal = tl.where(goal > 0, goal, _LEAST)
-        cut, before = _nucleus(logits_ptr, goal, limit, best, temperature, vocab, BLOCK, BITS)
+        cut, before, goal = _nucleus(logits_ptr, top_p, limit, best, temperature, vocab, BLOCK, BITS)
     min_p = upcast(tl.load(min_p_ptr + row))
     min_p = tl.where(sampled & (min_p > 0), min_p, 0.0)
     ties = before * 0
@@ -262,5 +270,4 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
-    spills="a few scalars, at most 16 bytes a thread: parameters of the row are kept while it is searched",
 )

@@ -28,7 +28,7 @@ WARPS = {torch.float32: 8, torch.float16: 4, torch.bfloat16: 4}
 """A tile of queries is small: what is verified is k + 1 queries long. Sums in float32 want more registers."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["windowed", "window_width"])
 def _paged_attention(
     query_ptr,
     cache_ptr,
@@ -53,8 +53,8 @@ def _paged_attention(
     head_dim,
     page_size,
     num_columns,
+    windowed,
     window_width,
-    WINDOW: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -74,29 +74,25 @@ def _paged_attention(
     if UPCAST:
         q = q.to(tl.float32)
 
-    if WINDOW:
-        start = tl.load(window_start_ptr + row)
-        end = tl.minimum(start + window_width, num_columns)
-        position = tl.full([BLOCK_M], 0, tl.int64)
-    else:
-        start = num_columns
-        position = tl.load(cache_positions_ptr + row * positions_stride + query, mask=real, other=-1)
-        end = tl.minimum(tl.max(position, axis=0) + 1, num_columns)
+    # All columns up to `last` are seen, of the window those that its mask allows. Without one it starts past the end.
+    start = tl.load(window_start_ptr + row, mask=windowed != 0, other=num_columns)
+    position_ptrs = cache_positions_ptr + row * positions_stride + query
+    position = tl.load(position_ptrs, mask=real & (query * 0 + windowed == 0), other=-1)
+    last = tl.where(windowed != 0, start - 1, position)
+    end = tl.where(windowed != 0, start + window_width, tl.max(position, axis=0) + 1)
+    end = tl.minimum(end, num_columns)
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
     for base in range(0, end, BLOCK_N):
         column = base + tl.arange(0, BLOCK_N)
-        sees = real[:, None] & (column < end)[None, :]
-        if WINDOW:
-            inside = column - start
-            in_window = (inside >= 0) & (inside < window_width)
-            mask_ptrs = window_mask_ptr + row * mask_row_stride + (query.to(tl.int64) * mask_query_stride)[:, None]
-            allowed = tl.load(mask_ptrs + inside[None, :], mask=sees & in_window[None, :], other=0)
-            sees = sees & ((inside < 0)[None, :] | (allowed != 0))
-        else:
-            sees = sees & (column[None, :] <= position[:, None])
+        inside = column - start
+        in_window = (inside >= 0) & (column < end)
+        mask_ptrs = window_mask_ptr + row * mask_row_stride + (query.to(tl.int64) * mask_query_stride)[:, None]
+        allowed = tl.load(mask_ptrs + inside[None, :], mask=real[:, None] & in_window[None, :], other=0)
+        before = real[:, None] & (column < end)[None, :] & (column[None, :] <= last[:, None])
+        sees = before | (allowed != 0)
         used = tl.max(sees.to(tl.int32), axis=0) > 0
         page = tl.load(block_table_ptr + row * table_stride + column // page_size, mask=used, other=0)
         slot = page * page_stride + column % page_size * slot_stride
@@ -184,7 +180,9 @@ def launch(
     wide = query.dtype == torch.float32
     # The interpreter multiplies bfloat16 as if it were integers.
     upcast = wide or (query.dtype == torch.bfloat16 and not query.is_cuda)
-    mask_strides = (0, 0) if window_mask is None else window_mask.stride()[:2]
+    windowed = window_start is not None and window_mask is not None
+    if window_start is None or window_mask is None:
+        window_start, window_mask = cache_positions, torch.empty(0, 0, 0, dtype=torch.bool, device=query.device)
     _paged_attention[(rows, kv_heads, triton.cdiv(num_queries * group, BLOCK_M))](
         query,
         cache,
@@ -201,15 +199,15 @@ def launch(
         cache.stride(2),
         block_table.stride(0),
         cache_positions.stride(0),
-        *mask_strides,
+        *window_mask.stride()[:2],
         num_queries,
         kv_heads,
         group,
         head_dim,
         page_size,
         block_table.shape[1] * page_size,
-        0 if window_mask is None else window_mask.shape[2],
-        WINDOW=window_mask is not None,
+        int(windowed),
+        window_mask.shape[2],
         UPCAST=upcast,
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N[query.dtype],
@@ -258,7 +256,7 @@ def paged_attention(
     return launch(query, cache, block_table, cache_positions, window_start, window_mask, scale)
 
 
-def _variant(dtype: torch.dtype, window: bool) -> Variant:
+def _variant(dtype: torch.dtype) -> Variant:
     kind = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     names = _paged_attention.arg_names
     pointers = {"query_ptr": kind, "cache_ptr": kind, "out_ptr": kind, "window_mask_ptr": "i1", "scale": "fp32"}
@@ -271,7 +269,6 @@ def _variant(dtype: torch.dtype, window: bool) -> Variant:
         else:
             signature[name] = "fp32" if name == "scale" else "i64" if name.endswith("stride") else "i32"
     constants = {
-        "WINDOW": window,
         "UPCAST": dtype == torch.float32,
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N[dtype],
@@ -295,7 +292,7 @@ KERNEL = Kernel(
     "cache_positions [N, Q] (, window_start [N], window_mask [N, Q, W]) -> [N*Q, heads, head_dim]",
     call=paged_attention,
     reference=reference,
-    variants=tuple(_variant(dtype, window) for dtype in (torch.float32, torch.bfloat16) for window in (False, True)),
+    variants=tuple(_variant(dtype) for dtype in (torch.float32, torch.bfloat16)),
     properties=(
         "within tolerance",
         "decode, extend, tree",

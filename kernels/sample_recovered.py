@@ -194,6 +194,7 @@ KERNEL = Kernel(
     ),
     properties=(
         "equals reference",
+        "exact law",
         "never a rejected id",
         "no draft",
         "ids outside the vocabulary",

@@ -222,5 +222,6 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
-    spills="a few scalars, at most 16 bytes a thread: the weights of all places are kept while laws are summed",
+    spills="a few scalars: the weights of all places are kept while laws are summed",
+    spill_limit=8,
 )

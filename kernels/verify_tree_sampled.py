@@ -320,5 +320,6 @@ KERNEL = Kernel(
         "int64 offsets",
         "empty batch",
     ),
-    spills="a few scalars, at most 16 bytes a thread: links and counters of the walk outlive sums over laws",
+    spills="a few scalars: links and counters of the walk outlive sums over laws",
+    spill_limit=24,
 )

@@ -11,7 +11,7 @@ VOCABS = (2, 3, 5, 15, 16, 17, 100, 127, 128, 129, 500, 512)
 EDGE_VOCABS = (1, 1023, 1024, 1025, 2500)
 """One lane to one tile and a few lanes more."""
 
-HOSTILE = ("zeros", "nan", "inf", "some nan", "negative", "one-hot", "sparse", "tiny")
+HOSTILE = ("zeros", "nan", "inf", "some nan", "some inf", "negative", "one-hot", "sparse", "tiny")
 
 
 def probabilities(shape: tuple[int, ...], seed: int, hostile: bool = True) -> torch.Tensor:
@@ -34,6 +34,8 @@ def spoil(row: torch.Tensor, kind: int, rng: torch.Generator) -> None:
         row.fill_(fills[name])
     elif name == "some nan":
         row[some] = torch.nan
+    elif name == "some inf":
+        row[some] = torch.inf
     elif name == "negative":
         row[some] *= -1
     elif name == "sparse":

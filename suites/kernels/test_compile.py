@@ -57,9 +57,13 @@ def test_what_was_compiled_is_known(compiled: list[Compiled], tmp_path: Path) ->
 def test_a_spill_and_a_failure_are_objected_to() -> None:
     fine = Compiled(kernel="build_tree", variant=0, target="sm_90", registers=20, spills=0, shared=0)
     spilt = dataclasses.replace(fine, spills=8)
+    accounted = dataclasses.replace(spilt, kernel="verify_block")
+    beyond = dataclasses.replace(accounted, spills=12)
     broken = Compiled(kernel="build_tree", variant=1, target="gfx942", error="CompilationError: no such thing")
     assert objections([fine]) == []
-    assert len(objections([spilt])) == 1
+    assert objections([accounted]) == []
+    assert "8 spilled, at most 0" in objections([spilt])[0]
+    assert "12 spilled, at most 8" in objections([beyond])[0]
     assert "no such thing" in objections([broken])[0]
 
 

@@ -88,6 +88,22 @@ def test_filters_by_hand() -> None:
     assert kept([0.25] * 4, temperature=0.0) == [0]
 
 
+def test_limits_by_hand() -> None:
+    """On the line a token stays; what is no number filters nothing; a greedy row keeps its token whatever min_p is."""
+    law = [0.1, 0.4, 0.2, 0.2, 0.1]
+    assert kept(law, min_p=1.0) == [1]
+    assert kept(law, temperature=0.0, min_p=2.0) == [1]
+    assert kept(law, top_p=0.0) == kept(law, top_p=-1.0) == [1]
+    assert kept(law, top_p=torch.nan) == kept(law, top_p=1.5) == kept(law, min_p=torch.nan) == [0, 1, 2, 3, 4]
+    assert kept(law, temperature=torch.nan) == kept(law, temperature=-1.0) == [1]
+
+
+def test_infinite_logits_share_the_law() -> None:
+    row = [1.0, INF, 2.0, INF, torch.nan]
+    assert kept(row) == kept(row, top_k=1) == kept(row, min_p=0.5) == kept(row, top_p=0.6) == [1, 3]
+    assert kept(row, top_p=0.5) == kept(row, temperature=0.0) == [1]
+
+
 def test_the_softmax_is_the_law(device: torch.device) -> None:
     raw = logits((2, 2, 50), 1, hostile=False).to(device)
     temperature = torch.tensor([0.7, 1.6], device=device)
@@ -97,7 +113,7 @@ def test_the_softmax_is_the_law(device: torch.device) -> None:
 
 def test_offsets_past_31_bits(device: torch.device) -> None:
     raw = offset_rows(logits((3, 1, 8), 3, hostile=False).half(), device)
-    args = raw, *(one.to(device) for one in columns(3, 8, 11))
+    args = raw, *(torch.full((3,), off, device=device) for off in (1.0, 0, 1.0, 0.0))
     assert torch.equal(launch(*args), reference(*args))
 
 

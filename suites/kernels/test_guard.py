@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.base import expect_inner_contiguous
 from suites.kernels.guard import compare
 
 Fault = Callable[[torch.Tensor, torch.Tensor], None]
@@ -65,3 +66,10 @@ def test_another_dtype_or_shape_is_seen() -> None:
     for change in ("dtype", "shape"):
         with pytest.raises(AssertionError, match=change):
             compare(wrong, torch.arange(3), change)
+
+
+def test_an_empty_tensor_has_no_neighbours_to_keep_together() -> None:
+    """Whatever its strides say: an empty batch may come out of any slicing."""
+    expect_inner_contiguous("hidden", torch.empty(0, 7).as_strided((0, 7), (1, 0)))
+    with pytest.raises(ValueError, match="last dim must have stride 1"):
+        expect_inner_contiguous("hidden", torch.empty(7, 2).mT)

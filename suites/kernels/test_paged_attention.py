@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.paged_attention import paged_attention
@@ -24,7 +24,7 @@ def paged(
     return torch.rand(2 * kv_heads, total, page_size, head_dim, generator=random) * 2 - 1, table
 
 
-@examples
+@settings(examples, max_examples=15)
 @given(
     rows=st.integers(0, 3),
     queries=st.integers(1, 6),

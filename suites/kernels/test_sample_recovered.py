@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.base import Backend
 from kernels.sample_recovered import launch, reference, sample_recovered
 from suites.kernels.chains import chain
-from suites.kernels.guard import compare
+from suites.kernels.guard import DEVICE, compare
+from suites.kernels.laws import TOLERANCE, points
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, offset_rows, probabilities
 from suites.kernels.support import examples, generator, seeds, strided
 
@@ -84,6 +89,57 @@ def test_the_race_by_hand() -> None:
     assert got.tolist() == [[2, 2, 1]]
     got, _ = compare(sample_recovered, torch.tensor([[1, 1, 2]]), None, p, torch.ones(1, 3))
     assert got.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("draft", [-1, 3, 4])
+def test_without_a_draft_q_is_not_looked_at(draft: int) -> None:
+    p, q = torch.tensor([[[0.5, 0.3, 0.2]]]), torch.tensor([[[0.5, 0.1, 0.4]]])
+    got, _ = compare(sample_recovered, torch.tensor([[draft]]), q, p, torch.ones(1, 3))
+    assert got.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+def test_an_id_without_noise_does_not_run(with_probs: bool) -> None:
+    """Neither for the residual, nor, in the second place, for the fallback."""
+    p = torch.tensor([[[0.1, 0.3, 0.25, 0.2, 0.15]] * 2])
+    q = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0], [0.1, 0.3, 0.25, 0.2, 0.15]]])
+    noise = torch.tensor([[1.0, torch.nan, 0.0, torch.inf, 9.0]])
+    got, _ = compare(sample_recovered, torch.tensor([[0, 0]]), q if with_probs else None, p, noise)
+    assert got.tolist() == [[4, 4]]
+
+
+RACES = {"drawn": ((0.5, 0.3, 0.2), (0.3, 0.2, 0.5)), "chosen": ((0.4, 0.2, 0.4), None)}
+"""p and q. Only id 2 can be rejected, and id 0 then has twice the mass of id 1."""
+
+
+def law_of_race(name: str, backend: Backend, off: float = 1.0) -> list[float]:
+    """The law of one place, computed and not estimated: acceptance by its formula, the race by integration. Where the
+    other time falls at quantile u, id 0 wins up to the quantile 1 - (1 - u)^2: of degree two, so four Gauss nodes are
+    exact. `off` is a factor on the mass of id 0."""
+    p, q = RACES[name]
+    times, weights = [], []
+    nodes, parts = np.polynomial.legendre.leggauss(4)
+    for node, part in zip((nodes + 1) / 2, parts / 2, strict=True):
+        for quantile, share in points([1 - (1 - node) ** 2]):
+            times.append([-math.log1p(-quantile) / off, -math.log1p(-node), 0.5])
+            weights.append(part * share)
+    rows = len(times)
+    drafts, noise = torch.full((rows, 1), 2, device=DEVICE), torch.tensor(times, device=DEVICE, dtype=torch.double)
+    laws = [None if law is None else torch.tensor(law, device=DEVICE).double().repeat(rows, 1, 1) for law in (q, p)]
+    recovered = sample_recovered(drafts, laws[0], laws[1], noise, backend=backend)[:, 0].tolist()
+    drawn = (0.0, 0.0, 1.0) if q is None else q
+    accepted = [min(mass, mass_q) for mass, mass_q in zip(p, drawn, strict=True)]
+    for token, weight in zip(recovered, weights, strict=True):
+        accepted[token] += (drawn[2] - p[2]) * weight
+    return accepted
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", RACES)
+def test_the_race_leaves_the_targets_law(name: str, backend: Backend) -> None:
+    """And is seen to leave another where one id's residual is 1% off."""
+    assert law_of_race(name, backend) == pytest.approx(RACES[name][0], abs=TOLERANCE)
+    assert law_of_race(name, backend, off=1.01) != pytest.approx(RACES[name][0], abs=100 * TOLERANCE)
 
 
 def test_offsets_past_31_bits(device: torch.device) -> None:

@@ -63,6 +63,19 @@ def test_a_shorter_block_passes_by_its_residual() -> None:
     assert accept_lens.tolist() == [3, 2, 1]
 
 
+def test_a_coin_on_the_line_rejects() -> None:
+    """w_1 = 3/4 and R_1 = 3/4 - 1/2, so h_1 = 1/4 / (1/4 + 1/4); then a whole block of one draft, w_1 = h_1 = 3/4."""
+    p = torch.tensor([[[0.375, 0.625], [1.0, 0.0], [1.0, 0.0]]] * 2)
+    q = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]] * 2)
+    coins = torch.tensor([[0.5, 0.0], [0.49, 0.0]])
+    (_, accept_lens), _ = compare(verify_block, torch.tensor([[0, 1]] * 2), q, p, coins, torch.zeros(2, 3))
+    assert accept_lens.tolist() == [1, 2]
+    coins = torch.tensor([[0.75], [0.74]])
+    whole = torch.tensor([[0]] * 2), q[:, :1], p[:, :2], coins, torch.zeros(2, 2)
+    (_, accept_lens), _ = compare(verify_block, *whole)
+    assert accept_lens.tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf, -1.0])
 def test_rows_without_mass_never_give_the_rejected_id(value: float) -> None:
     p = torch.full((2, 3, 3), value)

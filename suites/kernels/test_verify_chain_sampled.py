@@ -56,6 +56,15 @@ def test_rules_by_hand(device: torch.device) -> None:
         assert accept_lens.tolist() == [2, 1, 1, 1]
 
 
+def test_a_coin_on_the_line_rejects() -> None:
+    """Of the draft at p / q = 1/2; and the last token's coin at 1/2 of two equal ids gives the second."""
+    p, q = torch.tensor([[[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]]] * 2), torch.tensor([[[0.5, 0.25, 0.25]]] * 2)
+    coins = torch.tensor([[0.5], [0.49]])
+    args = torch.tensor([[0]] * 2), q, p, coins, torch.full((2, 2), 0.5)
+    (emitted, _), _ = compare(verify_chain_sampled, *args)
+    assert emitted.tolist() == [[2, -1], [0, 1]]
+
+
 @pytest.mark.parametrize("p_row", [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [torch.nan] * 3, [torch.inf] * 3, [-1.0] * 3])
 def test_an_empty_residual_never_gives_the_rejected_id(p_row: list[float]) -> None:
     """p == q where the draft is unlikely, or nothing is left at all: then the lowest other id."""

@@ -17,19 +17,24 @@ Args = tuple[torch.Tensor, ...]
 
 
 def tree(rows: int, num_nodes: int, depth: int, coins: int, vocab: int, seed: int) -> Args:
-    """Drafts with -1 and ids outside the vocabulary among them, and likely ones."""
+    """Drafts with -1 and ids outside the vocabulary among them, and likely ones: so that walks get somewhere, many
+    rows have one law at all nodes, drafts are among its first three, and coins are low."""
     rng = generator(seed)
     p = probabilities((rows, num_nodes, vocab), seed)
+    p = torch.where(torch.rand(rows, 1, 1, generator=rng) < 0.6, p[:, :1], p)
     drafts = torch.randint(-1, vocab + 1, (rows, num_nodes - 1), generator=rng)
-    likely = p[:, :-1].nan_to_num(0).argmax(-1)
-    drafts = torch.where(torch.rand(drafts.shape, generator=rng) < 0.5, likely, drafts)
-    numbers = uniforms((rows, depth, coins), seed + 1), uniforms((rows, depth), seed + 2)
+    ranked = p[:, :-1].nan_to_num(0).argsort(dim=-1, descending=True)
+    rank = torch.randint(min(3, vocab), (*drafts.shape, 1), generator=rng)
+    drafts = torch.where(torch.rand(drafts.shape, generator=rng) < 0.6, ranked.gather(2, rank)[..., 0], drafts)
+    tries = uniforms((rows, depth, coins), seed + 1)
+    tries = torch.where(torch.rand(tries.shape, generator=rng) < 0.5, 0.2 * tries, tries)
+    numbers = tries, uniforms((rows, depth), seed + 2)
     return drafts, *random_links(rows, num_nodes, seed), p, *numbers
 
 
 @examples
 @given(
-    rows=st.integers(0, 3),
+    rows=st.integers(0, 6),
     num_nodes=st.integers(1, 8),
     depth=st.integers(1, 5),
     coins=st.integers(0, 4),
@@ -42,6 +47,16 @@ def test_equals_reference(rows: int, num_nodes: int, depth: int, coins: int, voc
     got, _ = compare(verify_tree_sampled, *(strided(one, extra) for one in args), depth)
     check_verdict(*got)
     assert (got[0] < vocab).all()
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5])
+@pytest.mark.parametrize("vocab", [3, 5])
+def test_walks_that_get_somewhere(vocab: int, seed: int) -> None:
+    """Trees of up to 8 nodes, of which a third or so have drafts that are accepted."""
+    args = tree(16, 8, 5, 4, vocab, seed)
+    got, _ = compare(verify_tree_sampled, *(strided(one, seed) for one in args), 5)
+    check_verdict(*got)
+    assert int((got[1] > 1).sum()) >= 5
 
 
 @pytest.mark.parametrize("vocab", EDGE_VOCABS)
@@ -69,6 +84,43 @@ def test_rules_by_hand() -> None:
     assert emitted.tolist() == [[0, 2], [1, 2], [2, -1], [2, -1], [2, -1]]
     assert accept_lens.tolist() == [2, 2, 1, 1, 1]
     assert accept_index.tolist() == [[0, 1], [0, 2], [0, -1], [0, -1], [0, -1]]
+
+
+@pytest.mark.parametrize("token", [-1, 3, 4])
+def test_what_is_no_node_is_passed_over_and_uses_up_no_coin(token: int) -> None:
+    """Not even where memory holds a mass for its id."""
+    storage = torch.ones(1, 3, 5)
+    p = storage[..., 1:4]
+    p[:] = torch.tensor([0.5, 0.25, 0.25])
+    next_token, next_sibling = links([[0, 0]], 3)
+    coins = torch.tensor([[[0.4, 0.9]] * 2])
+    args = torch.tensor([[token, 0]]), next_token, next_sibling, p, coins, torch.zeros(1, 2), 2
+    (emitted, _, accept_index), _ = compare(verify_tree_sampled, *args)
+    assert (emitted.tolist(), accept_index.tolist()) == ([[0, 0]], [[0, 2]])
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_each_depth_has_coins_of_its_own(extra: int) -> None:
+    """On a chain of three the first two coins accept and the third rejects."""
+    p = torch.tensor([[[0.5, 0.5]] * 4] * 2)
+    next_token, next_sibling = links([[0, 1, 2]] * 2, 4)
+    coins = torch.tensor([[[0.4, 0.9], [0.3, 0.8], [0.7, 0.1], [0.0, 0.0]]] * 2)
+    drafts, final = torch.zeros(2, 3).long(), torch.zeros(2, 4)
+    args = (strided(one, extra) for one in (drafts, next_token, next_sibling, p, coins, final))
+    (emitted, accept_lens, _), _ = compare(verify_tree_sampled, *args, 4)
+    assert emitted.tolist() == [[0, 0, 1, -1]] * 2
+    assert accept_lens.tolist() == [3, 3]
+
+
+def test_a_coin_on_the_line_rejects() -> None:
+    """Lines at 0.5, and at 0.25 / 0.5 for the second child."""
+    p = torch.tensor([[[0.5, 0.25, 0.25]] * 3] * 2)
+    next_token, next_sibling = links([[0, 0]] * 2, 3)
+    coins, final = torch.full((2, 2, 2), 0.5), torch.zeros(2, 2)
+    coins[0, 0, 1] = 0.49
+    drafts = torch.tensor([[0, 1]] * 2)
+    (emitted, _, _), _ = compare(verify_tree_sampled, drafts, next_token, next_sibling, p, coins, final, 2)
+    assert emitted.tolist() == [[1, 0], [2, -1]]
 
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf, -1.0])

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "harness/oracles": {"harness.contract", "harness.oracles"},
     "harness/known_answer": {"harness.contract", "harness.known_answer"},
     "harness/workloads": {"harness"},
+    "harness/report/kernels.py": {"harness", "kernels"},
     "harness/report": {"harness"},
     "harness/engines/reference.py": {"harness", "reference_engine"},
     "harness/mutants": {"harness", "reference_engine", "kernels"},
