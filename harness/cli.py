@@ -34,6 +34,7 @@ def run(
     invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
     tier: Annotated[str, typer.Option(help="fast or full: how many examples each property gets.")] = "fast",
     seeds: Annotated[int, typer.Option(help="How many seeds each seeded scenario runs with.")] = 1,
+    kernels: Annotated[str, typer.Option(help="auto, torch or triton: what computes the reference engine.")] = "auto",
     workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for scorecard.json and junit.xml.")] = ROOT / "build",
 ) -> None:
@@ -41,6 +42,7 @@ def run(
     import pytest
 
     arguments = [str(SUITE), f"--rootdir={ROOT}", "--engine", engine, "--tier", tier, "--seeds", str(seeds)]
+    arguments += ["--kernels", kernels]
     arguments += ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
     arguments += ["-q", "-n", workers] if workers != "0" else ["-q"]
     for option, values in (("--drafter", drafter), ("--invariant", invariant)):

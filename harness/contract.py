@@ -353,7 +353,7 @@ class EngineSetup:
     Sizes: `page_size` and `chunk_size` in tokens, `num_pages` in pages (0 = enough for `max_running` full requests),
     `context_length` in tokens. `batch_buckets` are the padded batch sizes (empty = no padding). `poison` fills freed
     and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running
-    request after each step.
+    request after each step. `kernels`: what computes the steps of speculation, where an engine has the choice.
     """
 
     target: Path
@@ -370,6 +370,7 @@ class EngineSetup:
     batch_buckets: tuple[int, ...] = ()
     poison: bool = True
     snapshots: bool = False
+    kernels: Literal["auto", "torch", "triton"] = "auto"
     seed: int = 0
 
 

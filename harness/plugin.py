@@ -52,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run each scenario with N seeds, and each property on N times the examples",
     )
+    group.addoption(
+        "--kernels",
+        choices=("auto", "torch", "triton"),
+        default="auto",
+        help="what computes the reference engine's steps (default: Triton on CUDA, torch on a CPU)",
+    )
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption("--deadline", type=float, default=60.0, metavar="SECONDS", help="fail tests that hang; 0: wait")
@@ -196,6 +202,7 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
         runs,
         config.getoption("--seeds"),
         lambda: reproduce.current_command(config),
+        config.getoption("--kernels"),
     )
 
 

@@ -207,7 +207,7 @@ def launch(
     else:
         mask = torch.empty(rows, num_nodes, triton.cdiv(num_nodes, 32), dtype=torch.int32, device=device)
     nodes = [torch.empty(rows, num_nodes, dtype=torch.long, device=device) for _ in range(4)]
-    tree = Tree(mask, *nodes, torch.empty(rows, num_drafts, dtype=torch.long, device=device))
+    tree = Tree._make([mask, *nodes, torch.empty(rows, num_drafts, dtype=torch.long, device=device)])
     if rows:
         _build_tree[(rows,)](
             candidate_parents,

@@ -1,8 +1,9 @@
 """Log probability and rank of chosen tokens.
 
 logits [N, Q, V] of any float type, raw; token_ids [N, Q] int64: -1, or an id outside the vocabulary, = an unused place.
-Returns logprobs [N, Q] float32, in nats, and ranks [N, Q] int64: 1 + the number of tokens that are strictly more
-probable. An unused place has logprob -inf and rank 0. NaN logits count as -inf. Rows may be strided.
+Returns logprobs [N, Q] float32 (float64 for float64 logits), in nats, and ranks [N, Q] int64: 1 + the number of tokens
+that are strictly more probable. An unused place has logprob -inf and rank 0. NaN logits count as -inf. Rows may be
+strided.
 
 Ranks are exact. The sum behind a logprob is one of float64 terms in tiles: logprobs agree with the reference to one
 float32 ulp. No size of the batch is an argument of the kernel, and none of its strides is specialised on: one
@@ -28,7 +29,7 @@ from kernels.base import (
     expect_together,
     vocab_block,
 )
-from kernels.logits import largest, logprobs_of, real, real_of, relative, tile
+from kernels.logits import largest, logprobs_of, real, real_of, relative, result_dtype, tile
 from kernels.mass import zero
 
 
@@ -61,7 +62,7 @@ def _logprob_rank(
         rank += tl.sum((logits > chosen).to(tl.int64), 0)
     logprob = relative(chosen, best)
     logprob = tl.where(logprob == float("-inf"), logprob, logprob - tl.log(tl.where(total > 0, total, 1.0)))
-    tl.store(logprobs_ptr + row * logprobs_stride + place, logprob.to(tl.float32))
+    tl.store(logprobs_ptr + row * logprobs_stride + place, logprob.to(logprobs_ptr.dtype.element_ty))
     tl.store(ranks_ptr + row * ranks_stride + place, tl.where(used, rank, 0))
 
 
@@ -71,12 +72,12 @@ def reference(logits: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tens
     index = torch.where(used, token_ids, 0)[:, :, None]
     logprobs = logprobs_of(values).gather(2, index)[:, :, 0]
     ranks = (values > values.gather(2, index)).sum(2) + 1
-    return torch.where(used, logprobs, float("-inf")).float(), torch.where(used, ranks, 0)
+    return torch.where(used, logprobs, float("-inf")).to(result_dtype(logits)), torch.where(used, ranks, 0)
 
 
 def launch(logits: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, places, vocab = logits.shape
-    logprobs = torch.empty(rows, places, dtype=torch.float32, device=logits.device)
+    logprobs = torch.empty(rows, places, dtype=result_dtype(logits), device=logits.device)
     ranks = torch.empty(rows, places, dtype=torch.long, device=logits.device)
     if rows and places:
         _logprob_rank[(rows, places)](

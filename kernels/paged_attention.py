@@ -274,13 +274,20 @@ def _variant(dtype: torch.dtype) -> Variant:
         "BLOCK_N": BLOCK_N[dtype],
         "BLOCK_D": 128,
     }
-    divisible = ("query_ptr", "cache_ptr", "out_ptr", "token_stride", "head_stride", "cache_head_stride")
+    divisible: tuple[str, ...] = (
+        "query_ptr",
+        "cache_ptr",
+        "out_ptr",
+        "token_stride",
+        "head_stride",
+        "cache_head_stride",
+    )
     divisible += ("page_stride", "slot_stride", "head_dim")
     return Variant(
         function=_paged_attention,
         signature=signature,
         constexprs=constants,
-        divisible=divisible,
+        divisible=pointers_in_bytes + divisible,
         num_warps=WARPS[dtype],
         num_stages=1,
     )

@@ -1,8 +1,8 @@
 """The n most probable tokens of each row and their log probabilities.
 
 logits [N, Q, V] of any float type, raw; num_top >= 0. Returns token_ids [N, Q, num_top] int64 and logprobs
-[N, Q, num_top] float32 in nats, from the most probable down, equals by ascending id. Past the end of a smaller
-vocabulary the id is -1 and the logprob -inf. NaN logits count as -inf. Outer dims may be strided.
+[N, Q, num_top] float32 (float64 for float64 logits) in nats, from the most probable down, equals by ascending id. Past
+the end of a smaller vocabulary the id is -1 and the logprob -inf. NaN logits count as -inf. Outer dims may be strided.
 
 Ids are exact; logprobs agree with the reference to one float32 ulp (a float64 sum in tiles).
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.base import FLOATS, VOCAB_WARPS, Backend, Kernel, Variant, expect, expect_inner_contiguous, vocab_block
-from kernels.logits import largest, log_total, logprobs_of, real_of, relative, tile
+from kernels.logits import largest, log_total, logprobs_of, real_of, relative, result_dtype, tile
 from kernels.mass import NO_ID
 
 PLACEHOLDER = tl.constexpr(-1)
@@ -72,21 +72,21 @@ def _topn_gather(
         exists = index < vocab
         logprob = tl.where(exists & (logprob > float("-inf")), logprob - total, float("-inf"))
         tl.store(ids_ptr + index, tl.where(exists, token, PLACEHOLDER).to(tl.int64))
-        tl.store(logprobs_ptr + index, logprob.to(tl.float32))
+        tl.store(logprobs_ptr + index, logprob.to(logprobs_ptr.dtype.element_ty))
 
 
 def reference(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
     values = real_of(logits)
     missing = max(0, num_top - logits.shape[2])
     ids = values.sort(dim=-1, descending=True, stable=True).indices[..., :num_top]
-    logprobs = logprobs_of(values).gather(-1, ids).float()
+    logprobs = logprobs_of(values).gather(-1, ids).to(result_dtype(logits))
     return F.pad(ids, (0, missing), value=-1), F.pad(logprobs, (0, missing), value=float("-inf"))
 
 
 def launch(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows, places, vocab = logits.shape
     ids = torch.empty(rows, places, num_top, dtype=torch.long, device=logits.device)
-    logprobs = torch.empty(rows, places, num_top, dtype=torch.float32, device=logits.device)
+    logprobs = torch.empty(rows, places, num_top, dtype=result_dtype(logits), device=logits.device)
     if ids.numel():
         _topn_gather[(rows, places)](
             logits,

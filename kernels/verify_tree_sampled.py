@@ -264,7 +264,8 @@ def verify_tree_sampled(
         raise ValueError(f"target_probs.shape={list(target_probs.shape)}: the vocabulary must not be empty")
     expect_uniform("sibling_uniform", sibling_uniform, (rows, max_accept_len, None))
     expect_uniform("final_uniform", final_uniform, (rows, max_accept_len))
-    return (reference if backend == "torch" else launch)(*links, *numbers.values(), max_accept_len)
+    run = reference if backend == "torch" else launch
+    return run(*links, target_probs, sibling_uniform, final_uniform, max_accept_len)
 
 
 KERNEL = Kernel(

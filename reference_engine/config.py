@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 
 import torch
 
+from kernels.base import Backend, Choice, choose_backend
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 Script = Callable[[str, tuple[int, ...], int], Sequence[int]]
 
@@ -95,7 +97,8 @@ class EngineConfig(_FromDict):
     no model computes. `trace`: steps tell what was launched and processed. `snapshots`: drafters remember their inputs.
     `compile`: the target's decode pass goes through torch.compile, once for each batch size (see `batch_buckets`) and
     doubling of the context; each takes a quarter of a minute and, on a CPU, a C++ compiler. Results may differ from
-    eager ones in the last bit.
+    eager ones in the last bit. `kernels`: "triton" (compiled on CUDA, interpreted on a CPU; see `kernels.base`),
+    "torch" (their references) or "auto".
     """
 
     model: Path
@@ -114,6 +117,7 @@ class EngineConfig(_FromDict):
     trace: bool = False
     snapshots: bool = False
     compile: bool = False
+    kernels: Choice = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -128,6 +132,8 @@ class EngineConfig(_FromDict):
             buckets,
             f"sizes must be positive and reach max_running ({self.max_running})",
         )
+        backend = self.backend  # refuses what cannot run here
+        require(not self.compile or backend == "torch", "compile", True, "needs kernels='torch'")
         if self.compile and self.device == "cpu":
             compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
             require(any(map(shutil.which, compilers)), "compile", True, f"needs a C++ compiler: {', '.join(compilers)}")
@@ -142,6 +148,10 @@ class EngineConfig(_FromDict):
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def backend(self) -> Backend:
+        return choose_backend(self.kernels, torch.device(self.device))
 
     @property
     def num_draft_tokens(self) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from reference_engine.batch import Batch, LaunchTrace, StepResult
+from reference_engine.cache.kv import KVCache
 from reference_engine.cache.pages import PageAllocator
 from reference_engine.config import EngineConfig, require
 from reference_engine.drafters import load_drafter
@@ -61,7 +62,7 @@ class LLMEngine:
         limit = self.target.config.max_positions
         mend = f"must not exceed max_position_embeddings ({limit}) of the target"
         require(config.context_length <= limit, "context_length", config.context_length, mend)
-        self.cache = self.target.new_cache(config.total_pages, config.page_size, device, config.poison)
+        self.cache = KVCache(config, self.target.config, self.target.config.num_layers)
         self.pool = RequestPool(config, self.target.config.vocab_size)
         lookahead = self.drafter.lookahead if self.drafter else 0
         self.allocator = PageAllocator(

@@ -20,6 +20,7 @@ from reference_engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from reference_engine.sampling.processors import SamplingBatch
 from reference_engine.sampling.random import RandomSource
 from reference_engine.sampling.sampler import Window, sample_next, verify
+from reference_engine.verification.tree import tree_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class Runner:
         self.pool = pool
         self.random = random
         self.device = torch.device(config.device)
+        self.backend = config.backend
         self.num_target_forwards = 0
         self._aux_rows: tuple[int, int] | None = None
         self._columns: _Columns | None = None
@@ -98,7 +100,9 @@ class Runner:
         columns = self._columns
         if columns is None or columns.requests != batch.requests or columns.host_rows != rows:
             config, size = self.target.config, self.config.padded_batch(len(rows))
-            sampling = SamplingBatch.of(batch.requests, size, config.vocab_size, config.eos_token_ids, self.device)
+            sampling = SamplingBatch.of(
+                batch.requests, size, config.vocab_size, config.eos_token_ids, self.device, self.backend
+            )
             padded = torch.tensor(rows + [self.pool.pad_row] * (size - len(rows)), device=self.device)
             self._columns = columns = _Columns(list(batch.requests), rows, padded, sampling)
         return columns
@@ -150,7 +154,8 @@ class Runner:
         rows = columns.rows
         window = Window(pool, rows, columns.sampling, self.random)
         if self._is_tree:
-            window.parents = pool.draft_parents[rows]
+            roots = pool.seq_lens[rows] - 1
+            window.tree = tree_of(pool.draft_tokens[rows], pool.draft_parents[rows], roots, self.backend)
         num_pages = pages_for(max(r.max_num_tokens for r in batch.requests) - 1 + width, self.config.page_size)
         if self.config.compile:
             # Buckets, or every length would be compiled.
@@ -162,7 +167,8 @@ class Runner:
         result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
         if self._is_tree:
-            self._compact(target.cache_positions, verdict.accept_index, rows)
+            slots = slots_of(pool.block_table[rows], target.cache_positions, self.config.page_size)
+            self.cache.compact(slots, verdict.accept_index, verdict.accept_lens)
             target = target.along(verdict.accept_index.clamp(min=0))
         result.logprobs = self._logprobs(batch, target.logits, verdict.emitted)
         if self.drafter is not None:
@@ -184,11 +190,11 @@ class Runner:
         if drafts.shape[1] > 0:
             token_ids = torch.cat([token_ids, drafts.clamp(min=0)], dim=1)
         tree: dict[str, torch.Tensor] = {}
-        if window.parents is not None:
+        if window.tree is not None:
             tree = {
-                "positions": roots[:, None] + window.depths,
+                "positions": window.tree.positions,
                 "window_start": roots,
-                "window_mask": window.ancestors,
+                "window_mask": window.tree.mask,
             }
         positions = roots[:, None] + torch.arange(token_ids.shape[1], device=rows.device)
         context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
@@ -198,13 +204,6 @@ class Runner:
     @property
     def _is_tree(self) -> bool:
         return self.config.spec is not None and self.config.spec.topk > 1
-
-    def _compact(self, positions: torch.Tensor, accept_index: torch.Tensor, rows: torch.Tensor) -> None:
-        """Move the accepted path's KV to the front of each verify window, which lies at positions [N, n]."""
-        kept = accept_index >= 0
-        table, front = self.pool.block_table[rows], positions[:, : accept_index.shape[1]]
-        source = slots_of(table, positions.gather(1, accept_index.clamp(min=0)), self.config.page_size)
-        self.cache.move(source[kept], slots_of(table, front, self.config.page_size)[kept])
 
     def _propose(
         self,
@@ -266,7 +265,7 @@ class Runner:
 
     def _logprobs(self, batch: Batch, logits: torch.Tensor, emitted: torch.Tensor) -> LogprobTensors | None:
         wanted = [r.sampling.logprobs for r in batch.requests if r.sampling.logprobs is not None]
-        return compute_logprobs(logits, emitted, max(wanted)) if wanted else None
+        return compute_logprobs(logits, emitted, max(wanted), self.backend) if wanted else None
 
     def _prompt_logprobs(
         self, batch: Batch, hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
@@ -275,7 +274,7 @@ class Runner:
         if not wanted:
             return None
         following = self.pool.token_ids[rows].gather(1, positions + 1)
-        return compute_logprobs(self.target.logits(hidden), following, max(wanted))
+        return compute_logprobs(self.target.logits(hidden), following, max(wanted), self.backend)
 
 
 def _compiled(method: Callable[P, T]) -> Callable[P, T]:

@@ -117,6 +117,7 @@ class ReferenceEngine:
                 prefix_cache=False,
                 poison=True,
                 snapshots=True,
+                kernels=config.kernels,
                 seed=config.seed,
             )
         )
@@ -168,6 +169,7 @@ def _config(setup: EngineSetup) -> EngineConfig:
         poison=setup.poison,
         trace=True,
         snapshots=setup.snapshots,
+        kernels=setup.kernels,
         seed=setup.seed,
     )
 

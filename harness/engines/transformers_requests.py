@@ -47,6 +47,7 @@ def refuse_setup(setup: EngineSetup) -> None:
         ("batch_buckets", setup.batch_buckets, "requests run alone; leave it empty"),
         ("num_pages", setup.num_pages, "the cache is contiguous and has no pages; set it to 0"),
         ("snapshots", setup.snapshots, "this engine is a black box; set it to False"),
+        ("kernels", setup.kernels != "auto" and setup.kernels, "there are no kernels to choose; set it to auto"),
     ):
         if wanted:
             raise Refused(f"{name}={wanted!r}: {reason}")

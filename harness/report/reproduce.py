@@ -16,7 +16,7 @@ def command(config: pytest.Config, nodeid: str) -> str:
     The seed alone decides the examples of a property test: with a seed given, hypothesis reads no example database.
     """
     words = [_pytest(config.rootpath), shlex.quote(nodeid)]
-    for option, usual in (("--engine", "reference"), ("--tier", "fast"), ("--seeds", 1)):
+    for option, usual in (("--engine", "reference"), ("--tier", "fast"), ("--seeds", 1), ("--kernels", "auto")):
         value = config.getoption(option)
         if value != usual:
             words += [option, str(value)]

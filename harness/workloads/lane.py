@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis
 import torch
@@ -69,12 +69,14 @@ class Lane:
         runs: RunCache | None = None,
         seeds: int = 1,
         reproducer: Callable[[], str | None] = lambda: None,
+        kernels: Literal["auto", "torch", "triton"] = "auto",
     ) -> None:
         self.engine, self.spec, self.seeds = engine, spec, seeds
         self.refusals: list[str] = []
         self._factory = factory_of(engine)
         self._checkpoints = Checkpoints(root)
         self._reproducer = reproducer
+        self._kernels = kernels
         self._runs = runs or RunCache()
         self._capabilities: Capabilities | None = None
         self._door: str | None = None
@@ -132,7 +134,7 @@ class Lane:
         directory = self._checkpoints.directory(family, dtype)
         if self.spec.scripted and script is None:
             script = ClosedFormDrafts(family, dtype, self.spec.folder)
-        changes.setdefault("context_length", CONTEXT_LENGTH)
+        changes = {"context_length": CONTEXT_LENGTH, "kernels": self._kernels, **changes}
         drafter = self.spec.drafter(k, directory, script) if speculative else None
         return EngineSetup(target=directory / self.spec.target_folder(), drafter=drafter, **changes)
 

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.base import Backend
+from kernels.compact_accepted_slots import compact_accepted_slots
+from kernels.move_kv_rows import move_kv_rows
+from reference_engine.config import EngineConfig
+from reference_engine.model.config import ModelConfig
+
 NULL_PAGE = 0
 POISON = 30000.0
 """What freed and unwritten KV holds when poisoned: finite, so that masked columns stay without effect, and far from
@@ -22,8 +28,9 @@ class KVLayer:
     """One layer: `pages` [2 * kv_heads, num_pages + 1, page_size, head_dim], keys before values, so that a page of one
     head is one contiguous piece; `slots` is the same memory, [2 * kv_heads, num_slots, head_dim]."""
 
-    def __init__(self, pages: torch.Tensor) -> None:
+    def __init__(self, pages: torch.Tensor, backend: Backend) -> None:
         self.pages = pages
+        self.backend = backend
         self.slots = pages.flatten(1, 2)
 
     def write(self, pages: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
@@ -37,25 +44,19 @@ class KVLayer:
 
 
 class KVCache:
-    """Keys and values of one model."""
+    """Keys and values of one model for all pages of an engine."""
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        poison: bool,
-    ) -> None:
-        self.page_size = page_size
-        self.num_kv_heads = num_kv_heads
-        shape = (2 * num_kv_heads, num_pages + 1, page_size, head_dim)
-        self.layers = [KVLayer(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(num_layers)]
-        if poison:
-            self.poison(page for page in range(num_pages + 1) if page != NULL_PAGE)
+    def __init__(self, config: EngineConfig, model: ModelConfig, num_layers: int) -> None:
+        self.page_size = config.page_size
+        self.num_kv_heads = model.num_kv_heads
+        self.backend = config.backend
+        shape = (2 * model.num_kv_heads, config.total_pages + 1, config.page_size, model.head_dim)
+        self.layers = [
+            KVLayer(torch.zeros(shape, dtype=config.torch_dtype, device=config.device), config.backend)
+            for _ in range(num_layers)
+        ]
+        if config.poison:
+            self.poison(page for page in range(config.total_pages + 1) if page != NULL_PAGE)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,10 +72,11 @@ class KVCache:
         for layer in self.layers:
             layer.pages[:, index] = POISON
 
-    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy rows between slots ([n] int64 each); everything is read before anything is written."""
+    def compact(self, slots: torch.Tensor, accept_index: torch.Tensor, accept_lens: torch.Tensor) -> None:
+        """Move the accepted path [N, w] of verify windows, whose rows are in slots [N, n], to the front of each."""
+        source, target, _ = compact_accepted_slots(slots, accept_index, accept_lens, backend=self.backend)
         for layer in self.layers:
-            layer.slots[:, target] = layer.slots[:, source]
+            move_kv_rows(layer.pages, source.flatten(), target.flatten(), backend=self.backend)
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """A copy of rows: [n] slots -> [n, layers, 2, kv_heads, head_dim]."""
@@ -89,7 +91,7 @@ class AttentionContext:
 
     `cache_positions` [N, Q] are places in the request's pages, `positions` [N, Q] the rotary ones. Row i of the pass
     goes to write_pages[i] at write_offsets[i] ([N * Q] each); `read_pages` [N, pages]; `bias` [N, Q, columns] over the
-    slots of these pages in order: 0 where a query may look, -inf elsewhere.
+    slots of these pages in order: 0 where a query may look, -inf elsewhere. The window is that of `attention_context`.
     """
 
     cache_positions: torch.Tensor
@@ -98,6 +100,8 @@ class AttentionContext:
     write_offsets: torch.Tensor
     read_pages: torch.Tensor
     bias: torch.Tensor
+    window_start: torch.Tensor | None = None
+    window_mask: torch.Tensor | None = None
 
     def grouped_bias(self, group: int) -> torch.Tensor:
         """[1, N, group * Q, columns]: the bias of a key head that serves `group` query heads."""
@@ -161,4 +165,6 @@ def attention_context(
         write_offsets=write_offsets.reshape(-1),
         read_pages=block_table[:, :num_pages],
         bias=torch.where(mask, 0.0, float("-inf")).to(cache.dtype),
+        window_start=window_start,
+        window_mask=window_mask,
     )

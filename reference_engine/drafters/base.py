@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.prepare_next_token import prepare_next_token
 from reference_engine.cache.kv import AttentionContext, KVCache, attention_context, pages_for
 from reference_engine.config import SpecConfig
 from reference_engine.drafters.tree import TreeBuilder
 from reference_engine.pool import PLACEHOLDER
-from reference_engine.sampling.processors import SamplingBatch, heated, sample
+from reference_engine.sampling.processors import SamplingBatch, draw, heated
 from reference_engine.sampling.random import RandomSource, Stream
 
 
@@ -96,16 +97,6 @@ class Drafter(ABC):
             cache.poison(pages)
 
 
-def prepare_next_token_ids(
-    sampled_token_ids: torch.Tensor, backup_token_ids: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """The last id in [0, vocab) of each row [N, w], else the backup [N]: what follows the processed tokens."""
-    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
-    last = valid.long().cumsum(1).argmax(1)
-    token = sampled_token_ids.gather(1, last[:, None])[:, 0]
-    return torch.where(valid.any(1), token, backup_token_ids)
-
-
 @dataclass(slots=True)
 class Drafting:
     """A draft under way: tokens drafted so far ([N] each) and what they were drawn from, the drafter's logits [N, V_d]
@@ -149,7 +140,9 @@ class ModelDrafter(Drafter):
         return draft_ids
 
     def propose(self, inputs: ProposeInputs) -> Proposal:
-        next_token_ids = prepare_next_token_ids(inputs.sampled_token_ids, inputs.backup_token_ids, self.vocab_size)
+        sampled, backup = inputs.sampled_token_ids, inputs.backup_token_ids
+        backend = self.cache.backend
+        next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=backend)
         drafting = self.ingest(inputs, next_token_ids)
         if inputs.all_discarded:
             width = self.spec.num_draft_tokens - 1
@@ -173,7 +166,8 @@ class ModelDrafter(Drafter):
                 law = torch.where(cold, best, hot)
             position = inputs.seq_lens + len(drafting.tokens)
             seeds = inputs.sampling.seeds[:, 0]
-            token = self.to_target_ids(sample(law, self.random.uniform(seeds, position, Stream.DRAFT)))
+            coin = self.random.uniform(seeds, position, Stream.DRAFT)
+            token = self.to_target_ids(draw(law, coin, self.cache.backend))
             ids = self.to_target_ids(torch.arange(law.shape[-1], device=law.device))
             full = law.new_zeros(len(law), self.vocab_size)
             drafting.probs.append(full.index_copy_(1, ids, law))

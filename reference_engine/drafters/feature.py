@@ -7,6 +7,7 @@ from abc import abstractmethod
 
 import torch
 
+from kernels.shift_append import shift_append
 from reference_engine.cache.kv import AttentionContext, KVCache
 from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafting, InputShadow, ModelDrafter, ProposeInputs
@@ -34,16 +35,7 @@ class FeatureDrafter(ModelDrafter):
 
     def new_cache(self, num_layers: int) -> KVCache:
         config, model = self._engine_config, self.model_config
-        cache = KVCache(
-            num_layers,
-            config.total_pages,
-            config.page_size,
-            model.num_kv_heads,
-            model.head_dim,
-            config.torch_dtype,
-            self.device,
-            config.poison,
-        )
+        cache = KVCache(config, model, num_layers)
         if config.snapshots:
             slots = cache.num_slots
             self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, model.hidden_size))
@@ -67,7 +59,7 @@ class FeatureDrafter(ModelDrafter):
     def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
         columns = torch.arange(inputs.token_ids.shape[1], device=inputs.rows.device)
         last = (inputs.num_rows - 1).clamp(min=0)[:, None]
-        token_ids = inputs.token_ids.roll(-1, dims=1).scatter(1, last, next_token_ids[:, None])
+        token_ids = shift_append(inputs.token_ids, inputs.num_rows, next_token_ids, backend=self.cache.backend)
         valid = columns < inputs.num_rows[:, None]
         context = self.context(inputs, inputs.positions[:, :1] + columns, inputs.max_seq_len, valid=valid)
         outputs = self.run(token_ids, self.features_of(inputs.hidden), context)

@@ -30,7 +30,7 @@ class StandaloneDrafter(ModelDrafter):
                 f"{config.spec.model}: vocab_size={self.model.config.vocab_size} of the draft model must equal the "
                 f"target's {target.config.vocab_size}"
             )
-        self.cache = self.model.new_cache(config.total_pages, config.page_size, device, config.poison)
+        self.cache = KVCache(config, self.model.config, self.model.config.num_layers)
         if config.snapshots:
             slots = self.cache.num_slots
             self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, 0))

@@ -68,9 +68,3 @@ class CausalLM:
         """[..., hidden] -> [..., vocab], float32 or wider."""
         logits = self.lm_head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
         return logits if logits.dtype == torch.float64 else logits.float()
-
-    def new_cache(self, num_pages: int, page_size: int, device: torch.device, poison: bool) -> KVCache:
-        config = self.config
-        return KVCache(
-            config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, self.dtype, device, poison
-        )

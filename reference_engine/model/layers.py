@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from kernels.paged_attention import paged_attention
 from reference_engine.cache.kv import AttentionContext, KVLayer
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.loader import Checkpoint
@@ -109,6 +110,18 @@ class Attention:
             qk[:, heads:] = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
         qkv[:, : heads + kv_heads] = apply_rotary(qk, rotary)
         cache.write(context.write_pages, context.write_offsets, qkv[:, heads:])
+        if cache.backend == "triton":
+            out = paged_attention(
+                qkv[:, :heads],
+                cache.pages,
+                context.read_pages,
+                context.cache_positions,
+                window_start=context.window_start,
+                window_mask=context.window_mask,
+                backend=cache.backend,
+            )
+            return self.o(out.flatten(1), residual)
+        # The kernel's reference in fewer and faster operations, for KV that is finite where nobody looks.
         # Query heads of one key head become further queries of it: [kv_heads, N, group * Q, dim].
         q = qkv[:, :heads].view(rows, queries, kv_heads, group, dim).permute(2, 0, 3, 1, 4).flatten(2, 3)
         keys, values = cache.gather(context.read_pages).chunk(2)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.base import Backend
+from kernels.logprob_rank import logprob_rank
+from kernels.topn_gather import topn_gather
 from reference_engine.request import Logprob
 
 
@@ -32,12 +35,11 @@ class LogprobTensors:
         return [Logprob(i, lp, rank, tuple(zip(ids, lps, strict=True))) for i, lp, rank, ids, lps in chosen]
 
 
-def compute_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+def compute_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, backend: Backend = "torch"
+) -> LogprobTensors:
     """Raw logits [N, w, V], chosen ids [N, w] (negative = unused) -> logprobs. A rank is 1 + the number of tokens that
     are strictly more probable."""
-    logprobs = logits.log_softmax(-1)
-    index = token_ids.clamp(min=0)[..., None]
-    chosen = logprobs.gather(-1, index)
-    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    ranks = (logits > logits.gather(-1, index)).sum(-1) + 1
-    return LogprobTensors(token_ids, chosen[..., 0], ranks, top.indices, top.values)
+    chosen, ranks = logprob_rank(logits, token_ids, backend=backend)
+    top_ids, top_logprobs = topn_gather(logits, min(num_top, logits.shape[-1]), backend=backend)
+    return LogprobTensors(token_ids, chosen, ranks, top_ids, top_logprobs)

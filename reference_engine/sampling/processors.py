@@ -11,12 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.apply_penalties import apply_penalties
+from kernels.base import Backend
+from kernels.filter_logits import filter_logits
+from kernels.verify_chain_sampled import verify_chain_sampled
 from reference_engine.request import RequestState
 
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """Sampling parameters of a batch as columns [N, 1, 1]; None where no request of the batch uses them."""
+    """Sampling parameters of a batch as columns [N, 1, 1]; None where no request of the batch uses them. `backend` says
+    what computes with them."""
 
     greedy: torch.Tensor | None
     temperature: torch.Tensor | None
@@ -30,6 +35,7 @@ class SamplingBatch:
     min_new_tokens: torch.Tensor | None
     stop_mask: torch.Tensor | None
     seeds: torch.Tensor
+    backend: Backend = "torch"
 
     @property
     def all_greedy(self) -> bool:
@@ -37,7 +43,13 @@ class SamplingBatch:
 
     @classmethod
     def of(
-        cls, requests: Sequence[RequestState], size: int, vocab: int, eos: Sequence[int], device: torch.device
+        cls,
+        requests: Sequence[RequestState],
+        size: int,
+        vocab: int,
+        eos: Sequence[int],
+        device: torch.device,
+        backend: Backend = "torch",
     ) -> SamplingBatch:
         """Columns for `requests`, padded with greedy rows to `size`."""
         params = [request.sampling for request in requests]
@@ -74,6 +86,7 @@ class SamplingBatch:
             min_new_tokens=min_new_tokens,
             stop_mask=stop_mask,
             seeds=torch.tensor([r.seed for r in requests] + [0] * pad, device=device)[:, None],
+            backend=backend,
         )
 
     @property
@@ -95,14 +108,9 @@ def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, history: History |
     """Penalties, bias and minimum length on raw logits [N, Q, V]. `history` may be None when nothing needs it."""
     if batch.penalised:
         assert history is not None
-        seen = (history.prompt_counts + history.output_counts) > 0
-        if batch.repetition is not None:
-            scaled = torch.where(logits > 0, logits / batch.repetition, logits * batch.repetition)
-            logits = torch.where(seen, scaled, logits)
-        if batch.frequency is not None:
-            logits = logits - batch.frequency * history.output_counts
-        if batch.presence is not None:
-            logits = logits - batch.presence * (history.output_counts > 0)
+        counts = (history.prompt_counts.expand_as(logits), history.output_counts.expand_as(logits))
+        columns = (flat(column) for column in (batch.repetition, batch.frequency, batch.presence))
+        logits = apply_penalties(logits, *counts, *columns, backend=batch.backend)
     if batch.bias is not None:
         logits = logits + batch.bias
     if batch.min_new_tokens is not None:
@@ -115,19 +123,13 @@ def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, history: History |
 
 def probabilities(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Adjusted logits [N, Q, V] -> the law to sample from; greedy rows are one-hot at the argmax."""
-    best = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    if batch.temperature is None or batch.greedy is None:
-        return best
-    logits = heated(logits, torch.where(batch.greedy, 1.0, batch.temperature))
-    if batch.top_k is not None:
-        logits = _top_k(logits, batch.top_k)
-    if batch.top_p is not None:
-        logits = _top_p(logits, batch.top_p)
-    probs = logits.softmax(-1)
-    if batch.min_p is not None:
-        probs = torch.where(probs >= batch.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return torch.where(batch.greedy, best, probs)
+    columns = (flat(column) for column in (batch.temperature, batch.top_k, batch.top_p, batch.min_p))
+    return filter_logits(logits, *columns, backend=batch.backend).softmax(-1)
+
+
+def flat(column: torch.Tensor | None) -> torch.Tensor | None:
+    """[N, 1, 1] -> [N]."""
+    return None if column is None else column[:, 0, 0]
 
 
 def heated(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -135,26 +137,9 @@ def heated(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
-def _top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Keep the k largest; ties with the k-th stay in."""
-    vocab = logits.shape[-1]
-    k = torch.where(top_k == 0, vocab, top_k).clamp(max=vocab)
-    kth = logits.sort(-1, descending=True).values.gather(-1, (k - 1).expand(*logits.shape[:-1], 1))
-    return logits.masked_fill(logits < kth, float("-inf"))
-
-
-def _top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of most probable tokens whose mass reaches top_p: a token stays while the mass before it
-    is below top_p."""
-    values, order = logits.sort(dim=-1, descending=True, stable=True)
-    probs = values.softmax(-1)
-    before = probs.cumsum(-1) - probs
-    values = values.masked_fill((before >= top_p) & (top_p < 1), float("-inf"))
-    return torch.empty_like(logits).scatter_(-1, order, values)
-
-
-def sample(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse CDF: probs [..., V] (need not sum to 1), uniform [...] in [0, 1) -> ids [...]. Ids of probability zero
-    cannot come out."""
-    mass = probs.double().cumsum(-1)
-    return (mass <= uniform[..., None] * mass[..., -1:]).sum(-1).clamp(max=probs.shape[-1] - 1)
+def draw(probs: torch.Tensor, uniform: torch.Tensor, backend: Backend) -> torch.Tensor:
+    """Inverse CDF: probs [N, V], uniform [N] in [0, 1) -> ids [N]: verification of a chain without drafts."""
+    none = torch.empty(len(probs), 0, dtype=torch.long, device=probs.device)
+    coins = (uniform.new_empty(len(probs), 0), uniform[:, None])
+    emitted, _ = verify_chain_sampled(none, None, probs[:, None], *coins, backend=backend)
+    return emitted[:, 0]

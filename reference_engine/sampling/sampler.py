@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.build_tree import Tree
 from reference_engine.pool import RequestPool
-from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, probabilities, sample
+from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, draw, probabilities
 from reference_engine.sampling.random import RandomSource, Stream
 from reference_engine.verification.base import Verdict
 from reference_engine.verification.chain import verify_chain_greedy, verify_chain_sampled
@@ -14,33 +15,14 @@ from reference_engine.verification.tree import verify_tree_greedy, verify_tree_s
 
 
 class Window:
-    """The rows [N] of a launch with what their logits follow. `parents` [N, n - 1] is set for draft trees."""
+    """The rows [N] of a launch with what their logits follow. `tree` is set for draft trees."""
 
     def __init__(self, pool: RequestPool, rows: torch.Tensor, sampling: SamplingBatch, random: RandomSource) -> None:
         self.pool = pool
         self.rows = rows
         self.sampling = sampling
         self.random = random
-        self.parents: torch.Tensor | None = None
-        self._ancestors: torch.Tensor | None = None
-
-    @property
-    def ancestors(self) -> torch.Tensor:
-        """[N, n, n] bool: node i descends from node j, or is it."""
-        if self._ancestors is None:
-            assert self.parents is not None
-            count, num_nodes = len(self.rows), self.parents.shape[1] + 1
-            reach = torch.eye(num_nodes, dtype=torch.bool, device=self.rows.device).repeat(count, 1, 1)
-            for node in range(1, num_nodes):
-                parent = self.parents[:, node - 1]
-                reach[:, node] |= reach[torch.arange(count, device=parent.device), parent]
-            self._ancestors = reach
-        return self._ancestors
-
-    @property
-    def depths(self) -> torch.Tensor:
-        """[N, n]: 0 for the root."""
-        return self.ancestors.sum(-1) - 1
+        self.tree: Tree | None = None
 
     def uniform(self, positions: torch.Tensor, stream: int) -> torch.Tensor:
         return self.random.uniform(self.sampling.seeds, positions, stream)
@@ -53,7 +35,9 @@ class Window:
         num_output = (pool.seq_lens[rows] - pool.prompt_lens[rows])[:, None]
         steps = torch.zeros_like(num_output)
         if drafts is not None:
-            steps = self.depths if self.parents is not None else torch.arange(drafts.shape[1] + 1, device=rows.device)
+            steps = torch.arange(drafts.shape[1] + 1, device=rows.device)
+            if self.tree is not None:
+                steps = self.tree.positions - self.tree.positions[:, :1]
         tokens = pool.token_ids[rows]
         column = torch.arange(tokens.shape[1], device=rows.device)
         in_prompt = column < pool.prompt_lens[rows][:, None]
@@ -64,8 +48,8 @@ class Window:
         if drafts is not None:
             hot = torch.zeros(len(rows), drafts.shape[1], vocab_size, device=rows.device)
             hot.scatter_(2, drafts.clamp(min=0)[:, :, None], (drafts >= 0).float()[:, :, None])
-            if self.parents is not None:
-                on_path = self.ancestors[:, :, 1:].float() @ hot
+            if self.tree is not None:
+                on_path = self.tree.mask[:, :, 1:].float() @ hot
             else:
                 on_path = F.pad(hot.cumsum(1), (0, 0, 1, 0))
             output_counts = output_counts + on_path
@@ -79,7 +63,8 @@ def sample_next(logits: torch.Tensor, window: Window) -> torch.Tensor:
     if sampling.all_greedy:
         return adjusted.argmax(-1)
     positions = window.pool.seq_lens[window.rows][:, None]
-    return sample(probabilities(adjusted, sampling), window.uniform(positions, Stream.FINAL))
+    coin = window.uniform(positions, Stream.FINAL)[:, 0]
+    return draw(probabilities(adjusted, sampling)[:, 0], coin, sampling.backend)[:, None]
 
 
 def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accept_len: int) -> Verdict:
@@ -89,21 +74,22 @@ def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accep
     """
     sampling = window.sampling
     adjusted = adjust_logits(logits, sampling, window.history(drafts, logits.shape[-1]))
-    parents = window.parents
+    tree = window.tree
     if sampling.all_greedy:
         choice = adjusted.argmax(-1)
         if drafts.shape[1] == 0:
             return Verdict(choice, torch.ones_like(choice[:, 0]), torch.zeros_like(choice))
-        if parents is None:
-            return verify_chain_greedy(drafts, choice)
-        return verify_tree_greedy(drafts, parents, choice, max_accept_len)
+        if tree is None:
+            return verify_chain_greedy(drafts, choice, sampling.backend)
+        return verify_tree_greedy(drafts, tree, choice, max_accept_len, sampling.backend)
     probs = probabilities(adjusted, sampling)
     depth = torch.arange(max_accept_len, device=logits.device)
     positions = window.pool.seq_lens[window.rows][:, None] + depth
     final = window.uniform(positions, Stream.FINAL)
-    if parents is None:
+    if tree is None:
         draft_probs = None if window.pool.draft_probs is None else window.pool.draft_probs[window.rows]
         accept = window.uniform(positions[:, :-1], Stream.SIBLING)
-        return verify_chain_sampled(drafts, draft_probs, probs, accept, final)
+        return verify_chain_sampled(drafts, draft_probs, probs, accept, final, sampling.backend)
     siblings = [window.uniform(positions, Stream.SIBLING + i) for i in range(drafts.shape[1])]
-    return verify_tree_sampled(drafts, parents, probs, torch.stack(siblings, dim=2), final, max_accept_len)
+    coins = (torch.stack(siblings, dim=2), final)
+    return verify_tree_sampled(drafts, tree, probs, *coins, max_accept_len, sampling.backend)

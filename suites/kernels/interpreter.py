@@ -23,11 +23,12 @@ def use_interpreter() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.language
 
+    # Setting the knob sets the variable too, so this comes before it is put back.
+    triton.knobs.runtime.interpret = True
     if asked is None:
         del os.environ["TRITON_INTERPRET"]
     else:
         os.environ["TRITON_INTERPRET"] = asked
-    triton.knobs.runtime.interpret = True
     from triton.runtime.interpreter import InterpretedFunction
 
     def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:

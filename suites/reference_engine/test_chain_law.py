@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reference_engine.sampling.processors import sample
-from reference_engine.verification import chain
+from kernels import mass
+from reference_engine.sampling.processors import draw
 from reference_engine.verification.base import Verdict
 from reference_engine.verification.chain import verify_chain_greedy, verify_chain_sampled
 from suites.reference_engine.laws import (
@@ -99,8 +99,8 @@ def test_missing_drafts_leave_the_law_alone(draft: Tokens, with_probs: bool) -> 
     for drawn in sequences(3, sum(token >= 0 for token in draft)):
         padded = (*drawn, *[-1] * (len(draft) - len(drawn)))
         tally = blocks(verify_chain_sampled, padded, target, drafter, 12)
-        for tokens, mass in completed(tally.masses, target, 3, 3).items():
-            total[tokens] += chance(drafter, (), drawn) * mass
+        for tokens, share in completed(tally.masses, target, 3, 3).items():
+            total[tokens] += chance(drafter, (), drawn) * share
     assert distance(total, whole) < TOLERANCE
 
 
@@ -118,15 +118,10 @@ def skewed_bonus(tokens: torch.Tensor, q: torch.Tensor, p: torch.Tensor, a: torc
     return verify_chain_sampled(tokens, q, torch.cat([p[:, :-1], bonus], dim=1), a, u)
 
 
-def skewed_final(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Everything that is drawn at the end of a block, recovered tokens included, with 1% of another law in it."""
-    return sample(0.99 * probs + 0.01 * probs.flip(-1), uniform)
-
-
 def not_taken_out(tokens: torch.Tensor, q: torch.Tensor, p: torch.Tensor, a: torch.Tensor, u: torch.Tensor) -> Verdict:
     """Recovered tokens come from p where they must come from max(p - q, 0)."""
     verdict = verify_chain_sampled(tokens, q, p, a, u)
-    again = sample(p, u)
+    again = draw(p.flatten(0, 1), u.flatten(), "torch").view(u.shape)
     end = torch.arange(p.shape[1]) == verdict.accept_lens[:, None] - 1
     return Verdict(torch.where(end, again, verdict.emitted), verdict.accept_lens, verdict.accept_index)
 
@@ -148,7 +143,9 @@ def test_a_rule_that_is_one_percent_off_is_red(fault: str, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_residual_that_is_one_percent_off_is_red(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "sample", skewed_final)
+    """Everything that is drawn at the end of a block, recovered tokens included, with 1% of another law in it."""
+    right = mass.draw_of
+    monkeypatch.setattr(mass, "draw_of", lambda p, *rest: right(0.99 * p + 0.01 * p.flip(-1), *rest))
     assert error(verify_chain_sampled, shape, 1, with_probs=True) > 100 * TOLERANCE
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness import contract
 from harness.oracles import sampling as oracle
 from reference_engine.request import RequestState, SamplingParams
-from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, heated, probabilities, sample
+from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, draw, heated, probabilities
 
 VOCAB = 7
 EOS = (6,)
@@ -146,7 +146,7 @@ def test_sampling_inverts_the_distribution_function(weights: list[float], unifor
     """The id whose share of [0, 1) holds the number; never one without a share."""
     assume(sum(weights) > 0)
     probs = torch.tensor(weights, dtype=torch.float64)
-    drawn = int(sample(probs, torch.tensor(uniform, dtype=torch.float64)))
+    drawn = int(draw(probs[None], torch.tensor([uniform], dtype=torch.float64), "torch"))
     assert weights[drawn] > 0
     assert sum(weights[:drawn]) <= uniform * sum(weights) * (1 + 1e-12)
     assert uniform * sum(weights) <= sum(weights[: drawn + 1]) * (1 + 1e-12)

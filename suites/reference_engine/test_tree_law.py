@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from reference_engine.sampling.processors import sample
+from kernels import verify_tree_sampled as kernel
+from reference_engine.sampling.processors import draw
 from reference_engine.verification import tree
 from reference_engine.verification.base import Verdict
-from reference_engine.verification.tree import verify_tree_greedy, verify_tree_sampled
 from suites.reference_engine.laws import (
     TOLERANCE,
     Laws,
@@ -45,6 +46,18 @@ TREES: dict[str, Tree] = {
     "no node among nodes": ((1, -1, 0, 2), (0, 0, 0, 1)),
     "no node at all": ((-1, -1), (0, 1)),
 }
+
+
+def links(tokens: torch.Tensor, parents: torch.Tensor) -> tree.Tree:
+    return tree.tree_of(tokens, parents, torch.zeros(len(tokens), dtype=torch.long))
+
+
+def verify_tree_greedy(tokens: torch.Tensor, parents: torch.Tensor, *rest: Any) -> Verdict:
+    return tree.verify_tree_greedy(tokens, links(tokens, parents), *rest)
+
+
+def verify_tree_sampled(tokens: torch.Tensor, parents: torch.Tensor, *rest: Any) -> Verdict:
+    return tree.verify_tree_sampled(tokens, links(tokens, parents), *rest)
 
 
 def paths_of(drafted: Tree) -> list[Tokens]:
@@ -107,17 +120,17 @@ def test_any_tree(seed: int) -> None:
 
 def scaled_coins(factor: float) -> Verify:
     def verify(
-        tokens: torch.Tensor, parents: torch.Tensor, p: torch.Tensor, coins: torch.Tensor, *rest: object
+        tokens: torch.Tensor, parents: torch.Tensor, p: torch.Tensor, coins: torch.Tensor, *rest: Any
     ) -> Verdict:
-        return verify_tree_sampled(tokens, parents, p, coins / factor, *rest)  # type: ignore[arg-type]
+        return verify_tree_sampled(tokens, parents, p, coins / factor, *rest)
 
     return verify
 
 
-def skewed_law(tokens: torch.Tensor, parents: torch.Tensor, p: torch.Tensor, *rest: object) -> Verdict:
+def skewed_law(tokens: torch.Tensor, parents: torch.Tensor, p: torch.Tensor, *rest: Any) -> Verdict:
     """The law after the last node 1% off: a bonus token, or the siblings below it."""
     skewed = torch.cat([p[:, :-1], 0.99 * p[:, -1:] + 0.01 * p[:, -1:].flip(-1)], dim=1)
-    return verify_tree_sampled(tokens, parents, skewed, *rest)  # type: ignore[arg-type]
+    return verify_tree_sampled(tokens, parents, skewed, *rest)
 
 
 def rejected_stay(
@@ -127,7 +140,7 @@ def rejected_stay(
     verdict = verify_tree_sampled(tokens, parents, p, c, u, d)
     rows = torch.arange(len(tokens))
     last = verdict.accept_lens - 1
-    again = sample(p[rows, verdict.accept_index[rows, last]], u[rows, last])
+    again = draw(p[rows, verdict.accept_index[rows, last]], u[rows, last], "torch")
     emitted = verdict.emitted.clone()
     emitted[rows, last] = again
     return Verdict(emitted, verdict.accept_lens, verdict.accept_index)
@@ -149,7 +162,8 @@ def test_a_rule_that_is_one_percent_off_is_red(name: str, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["siblings", "under both"])
 def test_a_residual_that_is_one_percent_off_is_red(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "sample", lambda p, u: sample(0.99 * p + 0.01 * p.flip(-1), u))
+    right = kernel.draw_of
+    monkeypatch.setattr(kernel, "draw_of", lambda p, *rest: right(0.99 * p + 0.01 * p.flip(-1), *rest))
     assert any(error(verify_tree_sampled, TREES[name], seed) > 100 * TOLERANCE for seed in range(6))
 
 

@@ -18,6 +18,7 @@ from reference_engine.request import RequestState, SamplingParams
 from reference_engine.sampling.processors import SamplingBatch
 from reference_engine.sampling.random import CounterRandom
 from reference_engine.sampling.sampler import Window
+from reference_engine.verification.tree import tree_of
 
 VOCAB, NUM_DRAFTS = 6, 4
 
@@ -70,7 +71,8 @@ def window(batch: list[Row], params: SamplingParams, *, tree: bool) -> Window:
     sampling = SamplingBatch.of(requests, len(batch), VOCAB, (), torch.device("cpu"))
     made = Window(pool, index, sampling, CounterRandom())
     if tree:
-        made.parents = torch.tensor([row.parents for row in batch])
+        drafts, parents = (torch.tensor([getattr(row, name) for row in batch]) for name in ("drafts", "parents"))
+        made.tree = tree_of(drafts, parents, pool.seq_lens[index] - 1)
     return made
 
 
@@ -87,8 +89,10 @@ def check_history(batch: list[Row], *, tree: bool) -> None:
         assert history.prompt_counts[place, 0].tolist() == counted(row.prompt)
         for node in range(NUM_DRAFTS + 1):
             before = row.before(node)
-            assert history.output_counts[place, node].tolist() == counted([*row.output, *before])
-            assert int(history.num_output[place, node]) == len(row.output) + len(before)
+            # A draft of -1 is no node of a tree: what follows it is never reached.
+            if not tree or -1 not in before:
+                assert history.output_counts[place, node].tolist() == counted([*row.output, *before])
+                assert int(history.num_output[place, node]) == len(row.output) + len(before)
 
 
 @settings(max_examples=40)
@@ -122,13 +126,13 @@ def test_nothing_is_counted_when_nothing_looks_back() -> None:
 def test_ancestors_and_depths_of_any_tree(seed: int, nodes: int) -> None:
     rng = random.Random(seed)
     batch = [[rng.randint(0, node) for node in range(nodes)] for _ in range(3)]
-    made = window([Row([1], [], [0] * NUM_DRAFTS, [0] * NUM_DRAFTS)] * 3, SamplingParams(), tree=False)
-    made.parents = torch.tensor(batch)
+    roots = torch.tensor([0, 5, 900])
+    made = tree_of(torch.zeros(3, nodes, dtype=torch.long), torch.tensor(batch), roots)
     for row, parents in enumerate(batch):
         for node in range(nodes + 1):
             path = [node]
             while path[-1]:
                 path.append(parents[path[-1] - 1])
             expected: list[Any] = [other in path for other in range(nodes + 1)]
-            assert made.ancestors[row, node].tolist() == expected
-            assert int(made.depths[row, node]) == len(path) - 1
+            assert made.mask[row, node].tolist() == expected
+            assert int(made.positions[row, node]) == int(roots[row]) + len(path) - 1
