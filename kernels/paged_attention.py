@@ -274,20 +274,13 @@ def _variant(dtype: torch.dtype) -> Variant:
         "BLOCK_N": BLOCK_N[dtype],
         "BLOCK_D": 128,
     }
-    divisible: tuple[str, ...] = (
-        "query_ptr",
-        "cache_ptr",
-        "out_ptr",
-        "token_stride",
-        "head_stride",
-        "cache_head_stride",
-    )
-    divisible += ("page_stride", "slot_stride", "head_dim")
+    aligned = ("query_ptr", "cache_ptr", "out_ptr", "head_dim")
+    strides = ("token_stride", "head_stride", "cache_head_stride", "page_stride", "slot_stride")
     return Variant(
         function=_paged_attention,
         signature=signature,
         constexprs=constants,
-        divisible=pointers_in_bytes + divisible,
+        divisible=aligned + strides,
         num_warps=WARPS[dtype],
         num_stages=1,
     )
