@@ -1,16 +1,25 @@
-"""The reference engine on CUDA gives what it gives on the CPU: every drafter, with and without padded batch buckets."""
+"""The reference engine on CUDA gives what it gives on the CPU: every drafter, as it is, in padded batch buckets, and
+with CUDA graphs over these."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from harness.contract import Request, Run, SamplingParams
+from harness.engines.reference import ReferenceEngine
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 
-BUCKETS = ((), (1, 2, 4, 8))
+BUCKETS = (1, 2, 4, 8)
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "buckets": {"batch_buckets": BUCKETS},
+    "CUDA graphs": {"batch_buckets": BUCKETS, "cuda_graphs": True},
+}
+"""Changes of the set-up, fields of `EngineConfig`."""
 
 
 def requests(lane: Lane) -> list[Request]:
@@ -35,11 +44,14 @@ def main(device: str = "cuda") -> int:
             lane = Lane("reference", spec, Path(folder))
             batch = requests(lane)
             expected = outcome(lane.run(batch, device="cpu"))
-            for buckets in BUCKETS:
-                got = outcome(lane.run(batch, device=device, batch_buckets=buckets))
+            for arm, changes in ARMS.items():
+                if device == "cpu" and arm == "CUDA graphs":
+                    continue
+                engine = ReferenceEngine(lane.setup(device=device), **changes)
+                got = outcome(engine.run(batch))
                 wrong = [ours[0] for ours, theirs in zip(got, expected, strict=True) if ours != theirs]
                 if wrong:
-                    failures.append(f"{name}, batch_buckets={buckets}: {wrong} differ from the CPU")
+                    failures.append(f"{name}, {arm}: {wrong} differ from the CPU")
     for failure in failures:
         print(failure)  # noqa: T201
     print(f"{len(LANES)} drafters, {len(failures)} differences")  # noqa: T201

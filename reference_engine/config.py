@@ -97,8 +97,8 @@ class EngineConfig(_FromDict):
     no model computes. `trace`: steps tell what was launched and processed. `snapshots`: drafters remember their inputs.
     `compile`: the target's decode pass goes through torch.compile, once for each batch size (see `batch_buckets`) and
     doubling of the context; each takes a quarter of a minute and, on a CPU, a C++ compiler. Results may differ from
-    eager ones in the last bit. `kernels`: "triton" (compiled on CUDA, interpreted on a CPU; see `kernels.base`),
-    "torch" (their references) or "auto".
+    eager ones in the last bit. `cuda_graphs` records the same pass once for each of them and replays it. `kernels`:
+    "triton" (compiled on CUDA, interpreted on a CPU; see `kernels.base`), "torch" (their references) or "auto".
     """
 
     model: Path
@@ -117,6 +117,7 @@ class EngineConfig(_FromDict):
     trace: bool = False
     snapshots: bool = False
     compile: bool = False
+    cuda_graphs: bool = False
     kernels: Choice = "auto"
     seed: int = 0
 
@@ -137,6 +138,9 @@ class EngineConfig(_FromDict):
         if self.compile and self.device == "cpu":
             compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
             require(any(map(shutil.which, compilers)), "compile", True, f"needs a C++ compiler: {', '.join(compilers)}")
+        if self.cuda_graphs:
+            require(not self.compile, "cuda_graphs", True, "is another way of doing what compile does; choose one")
+            require(self.device.startswith("cuda"), "cuda_graphs", True, f"needs a CUDA device, not {self.device!r}")
         if self.spec is not None:
             require(
                 self.spec.num_draft_tokens < self.context_length,

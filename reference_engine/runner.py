@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType, MethodType
-from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from reference_engine.batch import Batch, LaunchTrace, ProposeRecord, StepResult
 from reference_engine.cache.kv import KVCache, attention_context, pages_for, slots_of
 from reference_engine.config import EngineConfig
+from reference_engine.decode_pass import (
+    DecodePass,
+    GraphedPass,
+    TargetPass,
+    compiled,
+    page_bucket,
+    record_cuda_graph,
+)
 from reference_engine.drafters.base import Drafter, ProposeInputs
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.pool import PLACEHOLDER, RequestPool
@@ -22,9 +27,6 @@ from reference_engine.sampling.random import RandomSource
 from reference_engine.sampling.sampler import Window, sample_next, verify
 from reference_engine.verification.tree import tree_of
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 @dataclass(slots=True)
 class _Columns:
@@ -34,31 +36,6 @@ class _Columns:
     host_rows: list[int]
     rows: torch.Tensor
     sampling: SamplingBatch
-
-
-@dataclass(slots=True)
-class _TargetPass:
-    """token_ids, cache_positions [N, n] of the verify windows, draft_tokens [N, n - 1]; hidden rows [N, n, hidden],
-    auxiliary states, logits [N, n, V]."""
-
-    token_ids: torch.Tensor
-    draft_tokens: torch.Tensor
-    cache_positions: torch.Tensor
-    hidden: torch.Tensor
-    aux: torch.Tensor | None
-    logits: torch.Tensor
-
-    @property
-    def features(self) -> torch.Tensor:
-        """What a drafter reads: auxiliary states where they were collected."""
-        return self.hidden if self.aux is None else self.aux
-
-    def along(self, path: torch.Tensor) -> _TargetPass:
-        """The rows of the accepted path [N, w] alone, at the positions that they are moved to."""
-        front = self.cache_positions[:, : path.shape[1]]
-        aux = None if self.aux is None else _take_rows(self.aux, path)
-        hidden, logits = _take_rows(self.hidden, path), _take_rows(self.logits, path)
-        return _TargetPass(self.token_ids.gather(1, path), self.draft_tokens, front, hidden, aux, logits)
 
 
 class Runner:
@@ -85,7 +62,11 @@ class Runner:
         self._aux_rows: tuple[int, int] | None = None
         self._columns: _Columns | None = None
         self._aux_layer_ids = drafter.aux_layer_ids if drafter else ()
-        self._verify_pass = _compiled(self._target_over_windows) if config.compile else self._target_over_windows
+        self._decode_pass: DecodePass = self._target_over_windows
+        if config.compile:
+            self._decode_pass = compiled(self._target_over_windows)
+        elif config.cuda_graphs:
+            self._decode_pass = GraphedPass(self._target_over_windows, record_cuda_graph)
 
     def launch(self, batch: Batch) -> StepResult:
         drafted = self.drafter.num_forwards if self.drafter else 0
@@ -157,10 +138,9 @@ class Runner:
             roots = pool.seq_lens[rows] - 1
             window.tree = tree_of(pool.draft_tokens[rows], pool.draft_parents[rows], roots, self.backend)
         num_pages = pages_for(max(r.max_num_tokens for r in batch.requests) - 1 + width, self.config.page_size)
-        if self.config.compile:
-            # Buckets, or every length would be compiled.
-            num_pages = min(1 << (num_pages - 1).bit_length(), self.config.max_pages_per_request)
-        target = self._verify_pass(window, num_pages)
+        if self.config.compile or self.config.cuda_graphs:
+            num_pages = page_bucket(num_pages, self.config.max_pages_per_request)
+        target = self._decode_pass(window, num_pages)
         self._count_forward(target.token_ids, target.aux)
         verdict = verify(target.logits, target.draft_tokens, window, self.config.max_accept_len)
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
@@ -181,7 +161,7 @@ class Runner:
             result.trace = LaunchTrace(_id_range(target.token_ids), target_forwards=1)
         return result
 
-    def _target_over_windows(self, window: Window, num_pages: int) -> _TargetPass:
+    def _target_over_windows(self, window: Window, num_pages: int) -> TargetPass:
         """The target over the last committed token and the drafts of every row. Depends on tensors alone, so that it
         can be compiled."""
         pool, rows = self.pool, window.rows
@@ -199,7 +179,7 @@ class Runner:
         positions = roots[:, None] + torch.arange(token_ids.shape[1], device=rows.device)
         context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
         hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
-        return _TargetPass(token_ids, drafts, positions, hidden, aux, self.target.logits(hidden))
+        return TargetPass(token_ids, drafts, positions, hidden, aux, self.target.logits(hidden))
 
     @property
     def _is_tree(self) -> bool:
@@ -275,22 +255,6 @@ class Runner:
             return None
         following = self.pool.token_ids[rows].gather(1, positions + 1)
         return compute_logprobs(self.target.logits(hidden), following, max(wanted), self.backend)
-
-
-def _compiled(method: Callable[P, T]) -> Callable[P, T]:
-    """A bound method through torch.compile. Weights and caches stay what they are for the life of an engine, so only
-    the arguments are looked at again; a code object of its own keeps what another engine compiled from being found."""
-    function, owner = method.__func__, method.__self__  # type: ignore[attr-defined]  # it is a bound method
-    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
-    guards: dict[str, str | int | bool | Callable[..., Any]] = {
-        "guard_filter_fn": lambda guards: ["self" not in guard.name for guard in guards]
-    }
-    return torch.compile(MethodType(own, owner), dynamic=False, options=guards)
-
-
-def _take_rows(x: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-    """[N, Q, W] gathered along Q by [N, w]."""
-    return x.gather(1, path[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 def _drop_invalid(token_ids: torch.Tensor, vocab_size: int, *, chain: bool) -> torch.Tensor:

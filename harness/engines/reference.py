@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 from harness import contract
 from harness.contract import (
@@ -48,10 +49,11 @@ class ReferenceFactory:
 class ReferenceEngine:
     """Raises `Refused` wherever the engine itself raises ValueError, with the same words."""
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: EngineSetup, **options: Any) -> None:
+        """`options`: fields of `EngineConfig` that no other engine has."""
         self.setup = setup
         try:
-            self.engine = LLMEngine(_config(setup))
+            self.engine = LLMEngine(replace(_config(setup), **options))
         except ValueError as error:
             raise Refused(str(error)) from error
 
