@@ -6,7 +6,7 @@ them with, or stand as they are where they were chosen without chance; coins are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,6 +181,12 @@ def test_blocks_accept_no_fewer_drafts(device: torch.device) -> None:
     assert max(gains) > 0.01
 
 
+def faulty(faults: Iterable[str], *of_kernels: str) -> list[tuple[str, str]]:
+    """(backend, fault): faults lie in the arguments, before a backend is chosen, so few are tried on interpreted
+    kernels."""
+    return [("torch", fault) for fault in faults] + [("triton", fault) for fault in of_kernels]
+
+
 def coin_off(place: int, factor: float) -> Fault:
     """The ratio of one draft is off by a factor."""
 
@@ -220,8 +226,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("backend", "fault"), faulty(FAULTS, "second residual 1% off"))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_rule_of_chains_that_is_one_percent_off_is_red(
     sampler: str, fault: str, backend: str, device: torch.device
@@ -365,8 +370,7 @@ TREE_FAULT_SHAPES = dict.fromkeys(TREE_FAULTS, ("chain",)) | {
 """The smallest trees that have the place."""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fault", TREE_FAULTS)
+@pytest.mark.parametrize(("backend", "fault"), faulty(TREE_FAULTS, *list(TREE_FAULTS)[:1]))
 def test_a_rule_of_trees_that_is_one_percent_off_is_red(fault: str, backend: str, device: torch.device) -> None:
     reference = TREE_FAULTS[fault](tree_verify("torch"))
     trees = [Tree(*TREES[name], seeded_laws(3, 4, seed)) for name in TREE_FAULT_SHAPES[fault] for seed in range(16)]

@@ -36,7 +36,7 @@ def mixed(family_vocab: int) -> list[Request]:
         Request(
             request_id=f"r{i}",
             prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(max_new_tokens=4 - i, ignore_eos=True, **MIXED[i]),
+            sampling=SamplingParams(max_new_tokens=3 - (i > 0), ignore_eos=True, **MIXED[i]),
             return_hidden_states=i == 0,
         )
         for i, prompt in enumerate(prompts)
