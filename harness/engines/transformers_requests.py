@@ -37,6 +37,8 @@ CAPABILITIES = Capabilities(
     ),
     ignore_eos="emit",
     processor_order=("logit_bias", "penalties", "temperature", "top_k", "top_p", "min_p"),
+    drafts_with_prefill=True,
+    drafts_within_cap=True,
 )
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from harness.contract import Completion, DrafterSetup, Engine, EngineSetup, Request, SamplingParams
 from harness.engines import engine_factory
+from harness.engines.transformers_load import new_generation_config
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
 
 K = 3
@@ -149,3 +151,45 @@ def test_hidden_rows_of_assisted_generation(plain: Engine, target: Path) -> None
     assert wrong in (set(), first_block(done))
     for row in wrong:
         torch.testing.assert_close(done.hidden_states.decode[row], done.hidden_states.prefill[row], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_of_the_drafts(target: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 divides the logits of a drafter by the temperature twice, those of the target once.
+
+    It verifies with the law that it really drafted from, so the output keeps its distribution and only acceptance
+    suffers; a version that divides once passes as well. Powers of two divide exactly.
+    """
+    models: list[Any] = [AutoModelForCausalLM.from_pretrained(target) for _ in range(2)]
+    verifier, drafter = models
+    drafter.generation_config = new_generation_config(num_assistant_tokens=K, num_assistant_tokens_schedule="constant")
+    generate, drafted = drafter.generate, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        drafted.append(generate(*args, **kwargs))
+        return drafted[-1]
+
+    monkeypatch.setattr(drafter, "generate", watched)
+    config = new_generation_config(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        max_new_tokens=12,
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        done = verifier.generate(torch.tensor([encode("Hello")]), generation_config=config, assistant_model=drafter)
+    assert divisions([done], temperature) == {1}
+    assert divisions(drafted, temperature) in ({1}, {2})
+
+
+def divisions(outputs: list[Any], temperature: float) -> set[int]:
+    """How often the raw logits of each position were divided by the temperature to give its scores."""
+    pairs = [pair for output in outputs for pair in zip(output.logits, output.scores, strict=True)]
+    assert pairs
+    return {
+        next(times for times in range(4) if torch.equal(scores, raw / temperature**times)) for raw, scores in pairs
+    }
