@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM
 from harness.contract import Completion, DrafterSetup, Engine, EngineSetup, Request, SamplingParams
 from harness.engines import engine_factory
 from harness.engines.transformers_load import new_generation_config
+from harness.invariants import accept_1
+from harness.workloads.acceptance import deserved
+from harness.workloads.known import vocabulary
+from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
+from harness.workloads.scenarios import short_prompts
 
 K = 3
 PROMPTS = ("Hello, world", "a", "def f(x):", "0123456789 9876543210")
@@ -63,6 +69,19 @@ def test_drafter_equal_to_target_is_always_accepted(plain: Engine, target: Path)
         assert alone.logprobs is not None
         for left, right in zip(done.logprobs, alone.logprobs, strict=True):
             assert left.logprob == pytest.approx(right.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["walk", "walk-perfect"])
+def test_it_drafts_when_and_as_much_as_it_claims(tmp_path: Path, family: str) -> None:
+    """Before the prompt has run, and never past the cap: then accept lengths follow from the weights."""
+    lane = Lane("transformers", LANES["STANDALONE"], tmp_path)
+    run = lane.run_batch(short_prompts(vocabulary(family)), family=family)
+    assert run.capabilities.drafts_with_prefill
+    assert run.capabilities.drafts_within_cap
+    assert accept_1(run, deserved(run, lane.drafter(family))) == []
+    for done in run.completions:
+        assert done.accept_lens is not None
+        assert sum(done.accept_lens) == done.usage.completion_tokens
 
 
 def test_an_emitted_eos_does_not_blind_the_drafter(target: Path) -> None:
@@ -190,6 +209,4 @@ def divisions(outputs: list[Any], temperature: float) -> set[int]:
     """How often the raw logits of each position were divided by the temperature to give its scores."""
     pairs = [pair for output in outputs for pair in zip(output.logits, output.scores, strict=True)]
     assert pairs
-    return {
-        next(times for times in range(4) if torch.equal(scores, raw / temperature**times)) for raw, scores in pairs
-    }
+    return {next(times for times in range(4) if torch.equal(scores, raw / temperature**times)) for raw, scores in pairs}
