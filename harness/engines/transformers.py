@@ -38,7 +38,7 @@ from harness.contract import (
 from harness.engines.logprobs import logprob_row
 from harness.engines.transformers_load import Checkpoint, load_checkpoint, new_generation_config
 from harness.engines.transformers_requests import (
-    CAPABILITIES,
+    capabilities,
     generation_config,
     refuse_request,
     refuse_setup,
@@ -86,7 +86,7 @@ class TransformersEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        return capabilities(self.setup)
 
     def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
         """Each request alone, in the given order. There are no steps to see, so `on_step` is never called, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,19 @@ CAPABILITIES = Capabilities(
     ),
     ignore_eos="emit",
     processor_order=("logit_bias", "penalties", "temperature", "top_k", "top_p", "min_p"),
+    drafts_with_prefill=True,
+    drafts_within_cap=True,
 )
+
+SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
+
+
+def capabilities(setup: EngineSetup) -> Capabilities:
+    """What is claimed under `setup`: a drafter rules out stop strings, and one that drafts greedily all sampling."""
+    if setup.drafter is None:
+        return CAPABILITIES
+    lost = {"stop"} | (SAMPLING if setup.drafter.draft_sample_method == "greedy" else set())
+    return replace(CAPABILITIES, features=CAPABILITIES.features - lost)
 
 
 def refuse_setup(setup: EngineSetup) -> None:

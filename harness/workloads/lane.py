@@ -90,10 +90,14 @@ class Lane:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine claims, read off an engine without a drafter."""
+        """What the engine claims with this drafter, or without one when it declines the drafter."""
         if self._capabilities is None:
-            with self.start(speculative=False) as engine:
-                self._capabilities = engine.capabilities
+            try:
+                engine = self._factory.start(self.setup())
+            except Refused:
+                engine = self._factory.start(self.setup(speculative=False))
+            self._capabilities = engine.capabilities
+            engine.close()
         return self._capabilities
 
     def knock(self) -> None:
@@ -195,6 +199,12 @@ class Lane:
         if not self.capabilities.grey_box:
             raise Refused(f"engine={self.engine}: a black box, it gives no step traces")
 
+    def needs(self, *features: str) -> None:
+        """Decline the test when the engine does not claim a feature without which the test would show nothing."""
+        for feature in features:
+            if feature not in self.capabilities.features:
+                raise Refused(f"{feature}: engine={self.engine} does not claim it on the lane {self.spec.name}")
+
     def check(self, violations: Iterable[Violation]) -> None:
         """Fail the test, with the command that reproduces it, unless there are no violations."""
         check(violations, self._reproducer())
@@ -222,11 +232,10 @@ def step_bound(requests: Sequence[Request]) -> int:
 def fit_request(request: Request, claimed: frozenset[str]) -> Request:
     """The request with every flag back at its default that is not in `claimed`."""
     plain = SamplingParams()
-    always = ("max_new_tokens", "temperature")
     unclaimed = {
         field.name: getattr(plain, field.name)
         for field in fields(SamplingParams)
-        if field.name not in claimed and field.name not in always
+        if field.name not in claimed and field.name != "max_new_tokens"
     }
     timed = {"arrival_step", "abort_step"} & claimed
     return replace(

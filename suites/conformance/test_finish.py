@@ -54,6 +54,7 @@ def sweep(lane: Lane, family: str, k: int, requests: tuple[Request, ...]) -> Non
 @pytest.mark.invariant("FINISH-1")
 @pytest.mark.parametrize("k", range(1, 6))
 def test_every_stop_and_cap(lane: Lane, k: int, record_examples: RecordExamples) -> None:
+    lane.needs("stop_token_ids")
     requests = stops_and_caps(PERFECT, k, "id")
     sweep(lane, PERFECT.family, k, requests)
     record_examples(len(requests))
@@ -62,6 +63,7 @@ def test_every_stop_and_cap(lane: Lane, k: int, record_examples: RecordExamples)
 @pytest.mark.invariant("FINISH-1")
 @pytest.mark.parametrize("stop", ["id", "string", "long_string"])
 def test_every_stop_and_cap_with_rejections(lane: Lane, stop: Stop, record_examples: RecordExamples) -> None:
+    lane.needs("stop_token_ids" if stop == "id" else "stop")
     requests = stops_and_caps(WALK, 3, stop)
     sweep(lane, WALK.family, 3, requests)
     record_examples(len(requests))
@@ -69,6 +71,7 @@ def test_every_stop_and_cap_with_rejections(lane: Lane, stop: Stop, record_examp
 
 @pytest.mark.invariant("FINISH-1")
 def test_two_stops_in_every_order(lane: Lane, record_examples: RecordExamples) -> None:
+    lane.needs("stop_token_ids", "stop")
     requests = two_stops(PERFECT, 3)
     sweep(lane, PERFECT.family, 3, requests)
     record_examples(len(requests))
@@ -100,6 +103,7 @@ def test_every_cap_is_a_prefix(lane: Lane, k: int, record_examples: RecordExampl
 
 @pytest.mark.invariant("FINISH-2")
 def test_every_minimum_length(lane: Lane, record_examples: RecordExamples) -> None:
+    lane.needs("stop_token_ids", "min_new_tokens")
     requests = lane.fit(Batch(minimum_lengths(WALK, 3), 3)).requests
     run, baseline = lane.run(requests, **WIDE), lane.baseline(requests, **WIDE)
     lane.check(finish_2_alone(run) + finish_1(run, baseline))

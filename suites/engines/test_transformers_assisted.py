@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from harness.contract import Completion, DrafterSetup, Engine, EngineSetup, Request, SamplingParams
 from harness.engines import engine_factory
+from harness.engines.transformers_load import new_generation_config
+from harness.invariants import accept_1
+from harness.workloads.acceptance import deserved
+from harness.workloads.known import vocabulary
+from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
+from harness.workloads.scenarios import short_prompts
 
 K = 3
 PROMPTS = ("Hello, world", "a", "def f(x):", "0123456789 9876543210")
@@ -61,6 +69,19 @@ def test_drafter_equal_to_target_is_always_accepted(plain: Engine, target: Path)
         assert alone.logprobs is not None
         for left, right in zip(done.logprobs, alone.logprobs, strict=True):
             assert left.logprob == pytest.approx(right.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["walk", "walk-perfect"])
+def test_it_drafts_when_and_as_much_as_it_claims(tmp_path: Path, family: str) -> None:
+    """Before the prompt has run, and never past the cap: then accept lengths follow from the weights."""
+    lane = Lane("transformers", LANES["STANDALONE"], tmp_path)
+    run = lane.run_batch(short_prompts(vocabulary(family)), family=family)
+    assert run.capabilities.drafts_with_prefill
+    assert run.capabilities.drafts_within_cap
+    assert accept_1(run, deserved(run, lane.drafter(family))) == []
+    for done in run.completions:
+        assert done.accept_lens is not None
+        assert sum(done.accept_lens) == done.usage.completion_tokens
 
 
 def test_an_emitted_eos_does_not_blind_the_drafter(target: Path) -> None:
@@ -149,3 +170,43 @@ def test_hidden_rows_of_assisted_generation(plain: Engine, target: Path) -> None
     assert wrong in (set(), first_block(done))
     for row in wrong:
         torch.testing.assert_close(done.hidden_states.decode[row], done.hidden_states.prefill[row], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_of_the_drafts(target: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 divides the logits of a drafter by the temperature twice, those of the target once.
+
+    It verifies with the law that it really drafted from, so the output keeps its distribution and only acceptance
+    suffers; a version that divides once passes as well. Powers of two divide exactly.
+    """
+    models: list[Any] = [AutoModelForCausalLM.from_pretrained(target) for _ in range(2)]
+    verifier, drafter = models
+    drafter.generation_config = new_generation_config(num_assistant_tokens=K, num_assistant_tokens_schedule="constant")
+    generate, drafted = drafter.generate, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        drafted.append(generate(*args, **kwargs))
+        return drafted[-1]
+
+    monkeypatch.setattr(drafter, "generate", watched)
+    config = new_generation_config(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        max_new_tokens=12,
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        done = verifier.generate(torch.tensor([encode("Hello")]), generation_config=config, assistant_model=drafter)
+    assert divisions([done], temperature) == {1}
+    assert divisions(drafted, temperature) in ({1}, {2})
+
+
+def divisions(outputs: list[Any], temperature: float) -> set[int]:
+    """How often the raw logits of each position were divided by the temperature to give its scores."""
+    pairs = [pair for output in outputs for pair in zip(output.logits, output.scores, strict=True)]
+    assert pairs
+    return {next(times for times in range(4) if torch.equal(scores, raw / temperature**times)) for raw, scores in pairs}

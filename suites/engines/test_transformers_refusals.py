@@ -90,6 +90,33 @@ def test_requests_with_a_drafter(target: Path, sampling: dict[str, Any], field: 
         engine_factory("transformers").start(setup).run([request])
 
 
+ASKING: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 1.0, "top_k": 3},
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "seed": {"temperature": 1.0, "seed": 1},
+    "stop": {"stop": ("a",)},
+    "stop_token_ids": {"stop_token_ids": (5,)},
+    "logprobs": {"logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("drafts", [None, "greedy", "probabilistic"])
+def test_what_is_claimed_is_done_and_the_rest_refused(target: Path, drafts: Any) -> None:
+    """A drafter takes features away; the harness asks for those alone that the engine claims as it was started."""
+    drafter = drafts and DrafterSetup.chain("STANDALONE", 2, target, draft_sample_method=drafts)
+    engine = engine_factory("transformers").start(EngineSetup(target=target, drafter=drafter))
+    refused = set()
+    for feature, fields in ASKING.items():
+        sampling = SamplingParams(max_new_tokens=4, **fields)
+        try:
+            engine.run([Request(request_id="r", prompt_token_ids=encode("Hello"), sampling=sampling)])
+        except Refused:
+            refused.add(feature)
+    assert refused == set(ASKING) - engine.capabilities.features
+
+
 def test_stop_strings_need_a_tokenizer(target: Path, tmp_path: Path) -> None:
     shutil.copytree(target, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
