@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.workloads.lane import Lane
     from harness.workloads.runs import RunCache
 
-EXAMPLES = {"fast": 5, "full": 60}
+EXAMPLES = {"fast": 4, "full": 60}
 """hypothesis examples per property test, by tier."""
 
 AT_THE_DOOR = {"CONF-1", "CONF-2"}

@@ -135,8 +135,7 @@ def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers:
     suite.mkdir()
     (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
     arguments = ["suites", "-n", workers, "--drafter", "EAGLE", "--drafter", "none"]
-    start = pytester.runpytest_inprocess if workers == "0" else pytester.runpytest_subprocess
-    result = start(*arguments, "--invariant", "COUNT-1", "--invariant", "KV-1")
+    result = pytester.runpytest_inprocess(*arguments, "--invariant", "COUNT-1", "--invariant", "KV-1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*COUNT-1*17*17*", "*KV-1*ERROR*ERROR*", "*error KV-1 EAGLE: no test ran*"])
     cells = json.loads((pytester.path / "build" / "scorecard.json").read_text(encoding="utf-8"))
