@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 EXAMPLES = {"fast": 4, "full": 60}
 """hypothesis examples per property test, by tier."""
 
-AT_THE_DOOR = {"CONF-1", "CONF-2"}
-"""Invariants about start-up: their tests expect refusals."""
+JUDGES_REFUSALS = {"CONF-1"}
+"""Its tests judge whether an engine may decline a drafter. CONF-2 is not among them: where the drafter is declined
+anyway, declining a broken checkpoint shows nothing."""
 
 MARKERS = (
     "invariant(id, ...): the catalogue ids that the test checks; its result goes into those cells of the scorecard",
@@ -173,7 +174,7 @@ def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Ask once whether the engine takes the drafter at all, instead of in every example of every property."""
     lane = getattr(item, "funcargs", {}).get("lane")
-    if lane is not None and not AT_THE_DOOR & set(invariant_ids(item)):
+    if lane is not None and not JUDGES_REFUSALS & set(invariant_ids(item)):
         lane.knock()
 
 

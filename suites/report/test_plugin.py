@@ -17,6 +17,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = "suites/conformance/test_count.py"
+CONF = "suites/conformance/test_refusals.py"
 
 
 class Inner(NamedTuple):
@@ -92,8 +93,11 @@ def _shell(command: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_refused_drafter_is_no_failure(run: Run) -> None:
-    code, output, cells = run(COUNT, *planted("RefusesDrafters"), "--drafter", "EAGLE")
+@pytest.mark.parametrize("suite", [COUNT, CONF])
+def test_a_refused_drafter_is_no_failure(run: Run, suite: str) -> None:
+    """Nor does a broken checkpoint pass for declined where every drafter is declined."""
+    selection = (suite, "--drafter", "EAGLE", *(("--invariant", "CONF-2") if suite == CONF else ()))
+    code, output, cells = run(*selection, *planted("RefusesDrafters"))
     assert code == pytest.ExitCode.OK, output
     assert {cell["status"] for cell in cells} == {"refused"}
     assert all("leave it out" in cell["message"] for cell in cells)
