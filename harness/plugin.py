@@ -71,6 +71,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     The checkpoints are so small that a second torch thread costs twenty times what it saves.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.getoption("--kernels") == "triton":
+        import torch
+
+        # Triton looks at it when it is imported, in this process and in the workers.
+        os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
     if config.getoption("hypothesis_seed", default="absent") is None:
         config.option.hypothesis_seed = "0" if os.environ.get("CI") else str(random.SystemRandom().getrandbits(32))
 
@@ -116,6 +121,7 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
     engine, drafters, invariants = (config.getoption(name) for name in ("--engine", "--drafter", "--invariant"))
     if engine == "reference" and not drafters and not invariants:
         return
+    from harness.engines import ENGINES
     from harness.workloads.lanes import LANES, catalogue, factory_of
 
     for option, names, known in (("--drafter", drafters, LANES), ("--invariant", invariants, catalogue())):
@@ -124,6 +130,8 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"{option} {name}: there is none of that name; choose from {', '.join(known)}")
     if invariants and not any(LANES[lane].applies(name) for lane in drafters or LANES for name in invariants):
         raise pytest.UsageError(f"--invariant {', '.join(invariants)}: says nothing about {', '.join(drafters)}")
+    if engine in ENGINES:
+        return
     try:
         factory_of(engine)
     except ValueError as error:

@@ -11,11 +11,15 @@ import pytest
 
 
 def command(config: pytest.Config, nodeid: str) -> str:
-    """A shell line, to be run from the repository root.
+    """A shell line, to be run from the repository root, or from anywhere when the run was started elsewhere.
 
     The seed alone decides the examples of a property test: with a seed given, hypothesis reads no example database.
     """
-    words = [_pytest(config.rootpath), shlex.quote(nodeid)]
+    root = config.rootpath
+    if Path.cwd() == root:
+        words = [_pytest(root), shlex.quote(nodeid)]
+    else:
+        words = [str(Path(sys.executable).parent / "pytest"), shlex.quote(f"{root}/{nodeid}"), f"--rootdir={root}"]
     for option, usual in (("--engine", "reference"), ("--tier", "fast"), ("--seeds", 1), ("--kernels", "auto")):
         value = config.getoption(option)
         if value != usual:
