@@ -135,6 +135,7 @@ def test_something(lane, record_examples):
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers: str) -> None:
+    pytester.makeini("[pytest]")  # its root is here, wherever temporary files lie
     suite = pytester.mkdir("suites") / "conformance"
     suite.mkdir()
     (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
@@ -153,6 +154,7 @@ def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers:
 
 @pytest.mark.parametrize("narrowed", [("--invariant", "COUNT-1"), ("-k", "something")])
 def test_what_was_not_asked_for_is_not_missed(pytester: pytest.Pytester, narrowed: tuple[str, str]) -> None:
+    pytester.makeini("[pytest]")  # its root is here, wherever temporary files lie
     suite = pytester.mkdir("suites") / "conformance"
     suite.mkdir()
     (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
