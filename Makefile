@@ -8,8 +8,6 @@ STAMP := $(VENV)/.installed
 REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
-# Nothing outside the repository: what tests write for a while lies in build, too.
-export PYTEST_DEBUG_TEMPROOT ?= $(CURDIR)/build/tmp
 
 .PHONY: install conformance test style lint format real-model kernels bench clean
 
@@ -24,7 +22,6 @@ $(VENV)/.key: pyproject.toml Makefile
 # torch first and pinned: without a bound, pip picks a build that pulls gigabytes of CUDA packages.
 $(STAMP): $(VENV)/.key
 	@echo "setting up $(VENV): torch and the rest take a few minutes"
-	@mkdir -p $(PYTEST_DEBUG_TEMPROOT)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
 	@touch $@
@@ -39,7 +36,6 @@ conformance: $(STAMP)
 	$(BIN)/draftproof run --workers $(WORKERS)
 
 test: $(STAMP)
-	@mkdir -p $(PYTEST_DEBUG_TEMPROOT)
 	$(BIN)/pytest suites/ -n $(WORKERS) --junitxml=build/junit.xml
 
 style: $(STAMP)
@@ -54,15 +50,12 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 real-model: $(REAL_MODEL_STAMP)
-	@mkdir -p $(PYTEST_DEBUG_TEMPROOT)
 	$(BIN)/pytest suites/real_model -m real_model
 
 kernels: $(STAMP)
-	@mkdir -p $(PYTEST_DEBUG_TEMPROOT)
 	$(BIN)/pytest suites/kernels -n $(WORKERS)
 
 bench: $(STAMP)
-	@mkdir -p $(PYTEST_DEBUG_TEMPROOT)
 	$(BIN)/pytest suites/perf -m perf
 
 clean:

@@ -27,11 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "suites" / "conformance"
 
 
-def keep_temporary_files_in(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
-
-
 @app.command()
 def run(
     engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
@@ -48,11 +43,10 @@ def run(
 
     if kernels not in ("auto", "torch", "triton"):
         raise typer.BadParameter(f"--kernels {kernels}: must be auto, torch or triton")
-    # An adapter may lie where the command is run; temporary files stay with the other output.
+    # An adapter may lie where the command is run.
     sys.path.insert(0, str(Path.cwd()))
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *inherited])
-    keep_temporary_files_in(ROOT / "build" / "tmp")
     arguments = [str(SUITE), f"--rootdir={ROOT}", "--engine", engine, "--tier", tier, "--seeds", str(seeds)]
     arguments += ["--kernels", kernels]
     arguments += ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]

@@ -24,6 +24,10 @@ def require(condition: bool, name: str, value: object, right: str) -> None:
         raise ValueError(f"{name}={value!r}: {right}")
 
 
+def pages_for(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
 class _FromDict:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -180,7 +184,7 @@ class EngineConfig(_FromDict):
 
     @property
     def max_pages_per_request(self) -> int:
-        return -(-(self.context_length + self.slack_tokens) // self.page_size)
+        return pages_for(self.context_length + self.slack_tokens, self.page_size)
 
     @property
     def total_pages(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from reference_engine.batch import Batch, LaunchTrace, StepResult
 from reference_engine.cache.kv import KVCache
 from reference_engine.cache.pages import PageAllocator
-from reference_engine.config import EngineConfig, require
+from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters import load_drafter
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.output import Detokenizer, OutputProcessor
@@ -200,7 +200,7 @@ class LLMEngine:
         total = len(prompt) + sampling.max_new_tokens
         mend = f"with max_new_tokens={sampling.max_new_tokens} must not exceed context_length={config.context_length}"
         require(total <= config.context_length, "len(prompt_token_ids)", len(prompt), mend)
-        pages = -(-(total + config.slack_tokens) // config.page_size)
+        pages = pages_for(total + config.slack_tokens, config.page_size)
         mend = f"must be at least {pages} for this request ({total} tokens and {config.slack_tokens} of slack)"
         require(pages <= config.total_pages, "num_pages", config.total_pages, mend)
         if sampling.stop:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from reference_engine.batch import Batch, LaunchTrace, ProposeRecord, StepResult
-from reference_engine.cache.kv import KVCache, attention_context, pages_for, slots_of
-from reference_engine.config import EngineConfig
+from reference_engine.cache.kv import KVCache, attention_context, slots_of
+from reference_engine.config import EngineConfig, pages_for
 from reference_engine.decode_pass import (
     DecodePass,
     GraphedPass,

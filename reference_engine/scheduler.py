@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from reference_engine.batch import Batch
 from reference_engine.cache.pages import PageAllocator
-from reference_engine.config import EngineConfig
+from reference_engine.config import EngineConfig, pages_for
 from reference_engine.pool import RequestPool
 from reference_engine.request import RequestState, Status
 
@@ -73,7 +73,7 @@ class Scheduler:
     def _num_pages(self, request: RequestState) -> int:
         """Pages for every token that a step launched now may leave behind, and for the step's own window."""
         slots = request.max_num_tokens + self.config.reserved_slots
-        return -(-slots // self.config.page_size)
+        return pages_for(slots, self.config.page_size)
 
     def _extend_batch(self, prefilling: list[RequestState]) -> Batch:
         batch = Batch("extend", [])

@@ -102,27 +102,26 @@ class ReferenceEngine:
 
     def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
         """A new engine prefills all but the last token at once, knowing the last, and is read out."""
-        config = _config(self.setup)
         whole = len(token_ids) + 1
+        config = self.engine.config
         # Room for the request's tokens, its one step and nothing else; no chunks, no cache, no padding.
-        fresh = LLMEngine(
-            EngineConfig(
-                model=config.model,
-                spec=config.spec,
-                dtype=config.dtype,
-                device=config.device,
-                # Under overlap scheduling a request may have run past its context already.
-                context_length=max(config.context_length, whole),
-                page_size=config.page_size,
-                max_running=1,
-                chunk_size=max(whole, 1),
-                prefix_cache=False,
-                poison=True,
-                snapshots=True,
-                kernels=config.kernels,
-                seed=config.seed,
-            )
+        alone = replace(
+            config,
+            # Under overlap scheduling a request may have run past its context already.
+            context_length=max(config.context_length, whole),
+            num_pages=0,
+            max_running=1,
+            chunk_size=whole,
+            prefix_cache=False,
+            overlap=False,
+            batch_buckets=(),
+            poison=True,
+            trace=False,
+            snapshots=True,
+            compile=False,
+            cuda_graphs=False,
         )
+        fresh = LLMEngine(alone)
         fresh.add_request("fresh", token_ids[:-1], SamplingParams(max_new_tokens=2), committed_token_ids=token_ids[-1:])
         fresh.step()
         (snapshot,) = running_snapshots(fresh)
@@ -155,25 +154,10 @@ def _config(setup: EngineSetup) -> EngineConfig:
     spec = None
     if drafter is not None:
         spec = SpecConfig(**{field.name: getattr(drafter, field.name) for field in fields(SpecConfig)})
-    return EngineConfig(
-        model=setup.target,
-        spec=spec,
-        dtype=setup.dtype,
-        device=setup.device,
-        context_length=setup.context_length,
-        page_size=setup.page_size,
-        num_pages=setup.num_pages,
-        max_running=setup.max_running,
-        chunk_size=setup.chunk_size,
-        prefix_cache=setup.prefix_cache,
-        overlap=setup.overlap,
-        batch_buckets=setup.batch_buckets,
-        poison=setup.poison,
-        trace=True,
-        snapshots=setup.snapshots,
-        kernels=setup.kernels,
-        seed=setup.seed,
-    )
+    same = {
+        field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in ("target", "drafter")
+    }
+    return EngineConfig(model=setup.target, spec=spec, trace=True, **same)
 
 
 def _sampling(params: contract.SamplingParams) -> SamplingParams:

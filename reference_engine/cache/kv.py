@@ -108,10 +108,6 @@ class AttentionContext:
         return self.bias[:, None].expand(-1, group, -1, -1).flatten(1, 2)[None]
 
 
-def pages_for(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size)
-
-
 def places(
     block_table: torch.Tensor, cache_positions: torch.Tensor, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.prepare_next_token import prepare_next_token
-from reference_engine.cache.kv import AttentionContext, KVCache, attention_context, pages_for
-from reference_engine.config import SpecConfig
+from reference_engine.cache.kv import AttentionContext, KVCache, attention_context
+from reference_engine.config import SpecConfig, pages_for
 from reference_engine.drafters.tree import TreeBuilder
 from reference_engine.pool import PLACEHOLDER
 from reference_engine.sampling.processors import SamplingBatch, draw, heated
