@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import contract
 from harness.contract import (
+    Action,
     Capabilities,
     Completion,
     Delta,
@@ -36,7 +37,7 @@ from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
 _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
-_UNSUPPORTED = ("bad_words", "json_schema", "regex")
+_UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
 
 class ReferenceFactory:
@@ -68,11 +69,20 @@ class ReferenceEngine:
             grey_box=True,
         )
 
-    def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        actions: Sequence[Action] = (),
+        on_step: OnStep | None = None,
+        max_steps: int = 10_000,
+    ) -> Run:
         for position, request in enumerate(requests):
             if any(request.request_id == other.request_id for other in requests[:position]):
                 raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
             self._refuse(request)
+        for action in actions:
+            raise Refused(f"{action.name}: the reference engine does not support it; leave it out")
         recorder = _Recorder(self.engine, requests)
         stats = self.engine.processor.stats
         before = _counters(stats)
@@ -94,6 +104,7 @@ class ReferenceEngine:
             setup=self.setup,
             capabilities=self.capabilities,
             requests=tuple(requests),
+            actions=tuple(actions),
             completions=recorder.completions(),
             steps=tuple(traces),
             counters=_difference(_counters(stats), before) if self.setup.drafter else None,
@@ -131,9 +142,11 @@ class ReferenceEngine:
         del self.engine
 
     def _refuse(self, request: Request) -> None:
-        for name in _UNSUPPORTED:
-            value = getattr(request.sampling, name)
-            if value:
+        asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
+        for name in ("pooled_hidden", "num_speculative_tokens"):
+            asked.append((name, getattr(request, name)))
+        for name, value in asked:
+            if value not in (None, ()):
                 raise Refused(f"{name}={value!r}: the reference engine does not support it; leave it out")
         try:
             self.engine.check(request.request_id, request.prompt_token_ids, _sampling(request.sampling))

@@ -20,6 +20,7 @@ import torch
 from transformers import LogitsProcessorList, StopStringCriteria
 
 from harness.contract import (
+    Action,
     Capabilities,
     Completion,
     Engine,
@@ -88,10 +89,19 @@ class TransformersEngine:
     def capabilities(self) -> Capabilities:
         return capabilities(self.setup)
 
-    def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        actions: Sequence[Action] = (),
+        on_step: OnStep | None = None,
+        max_steps: int = 10_000,
+    ) -> Run:
         """Each request alone, in the given order. There are no steps to see, so `on_step` is never called, and
         `max_steps` is not needed: every request ends within `max_new_tokens` forwards."""
         del on_step, max_steps
+        for action in actions:
+            raise Refused(f"{action.name}: nothing can be done to transformers while it generates")
         for request in requests:
             refuse_request(request, self.setup, self._target)
         completions = tuple(

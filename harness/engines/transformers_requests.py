@@ -100,6 +100,9 @@ def _unknown_fields(request: Request) -> list[str]:
             ("abort_step", request.abort_step, None, "a running generation cannot be aborted; use None"),
             ("presence_penalty", sampling.presence_penalty, 0.0, "transformers has no such penalty; use 0"),
             ("frequency_penalty", sampling.frequency_penalty, 0.0, "transformers has no such penalty; use 0"),
+            ("pooled_hidden", request.pooled_hidden, None, "there is no pooling; use None"),
+            ("num_speculative_tokens", request.num_speculative_tokens, None, "the draft length is fixed; use None"),
+            ("allowed_token_ids", sampling.allowed_token_ids, (), "transformers has no such filter; use ()"),
             ("json_schema", sampling.json_schema, None, "transformers has no grammar backend; use None"),
             ("regex", sampling.regex, None, "transformers has no grammar backend; use None"),
         )

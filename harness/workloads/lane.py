@@ -16,6 +16,7 @@ import hypothesis
 import torch
 
 from harness.contract import (
+    Action,
     Capabilities,
     DType,
     Engine,
@@ -157,14 +158,17 @@ class Lane:
         requests: Sequence[Request],
         *,
         warm: bool = False,
+        actions: Sequence[Action] = (),
         on_step: OnStep | None = None,
         max_steps: int | None = None,
         **setup: Any,
     ) -> Run:
-        """Run `requests` on a fresh engine, for `step_bound` steps at most; with `warm` they have run there before."""
+        """Run `requests` on a fresh engine, for `step_bound` steps at most; with `warm` they have run there before.
+        Declined when the engine does not claim an action."""
+        self.needs(*(action.name for action in actions))
         max_steps = max_steps or step_bound(requests)
         wanted = self.setup(**setup)
-        key = (self.engine, tuple(requests), warm, max_steps, wanted)
+        key = (self.engine, tuple(requests), tuple(actions), warm, max_steps, wanted)
         # Snapshots hold the whole KV of every step: too big to keep.
         remembered = on_step is None and not wanted.snapshots
         known = self._runs.get(key) if remembered else None
@@ -173,7 +177,7 @@ class Lane:
         with self.start(**setup) as engine, self._refusing():
             if warm:
                 engine.run(requests, max_steps=max_steps)
-            run = engine.run(requests, on_step=on_step, max_steps=max_steps)
+            run = engine.run(requests, actions=actions, on_step=on_step, max_steps=max_steps)
         if remembered:
             self._runs.put(key, run)
         return run
@@ -244,4 +248,6 @@ def fit_request(request: Request, claimed: frozenset[str]) -> Request:
         return_hidden_states=request.return_hidden_states and "return_hidden_states" in claimed,
         arrival_step=request.arrival_step if timed else 0,
         abort_step=request.abort_step if "abort_step" in claimed else None,
+        pooled_hidden=request.pooled_hidden if "pooled_hidden" in claimed else None,
+        num_speculative_tokens=request.num_speculative_tokens if "num_speculative_tokens" in claimed else None,
     )

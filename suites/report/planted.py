@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.contract import Capabilities, Engine, EngineSetup, OnStep, Refused, Request, Run, StateSnapshot
+from harness.contract import Action, Capabilities, Engine, EngineSetup, OnStep, Refused, Request, Run, StateSnapshot
 from harness.engines import engine_factory
 
 
@@ -20,8 +20,15 @@ class PlantedEngine:
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities
 
-    def run(self, requests: Sequence[Request], *, on_step: OnStep | None = None, max_steps: int = 10_000) -> Run:
-        return self.spoil(self.inner.run(requests, on_step=on_step, max_steps=max_steps))
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        actions: Sequence[Action] = (),
+        on_step: OnStep | None = None,
+        max_steps: int = 10_000,
+    ) -> Run:
+        return self.spoil(self.inner.run(requests, actions=actions, on_step=on_step, max_steps=max_steps))
 
     def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
         return self.inner.fresh_state(token_ids)

@@ -19,7 +19,7 @@ MAX_LINES = 450
 MAY_IMPORT = {
     "kernels": {"kernels"},
     "reference_engine": {"reference_engine", "kernels"},
-    "harness/contract.py": set(),
+    "harness/contract": {"harness.contract"},
     "harness/invariants": {"harness.contract", "harness.invariants"},
     "harness/oracles": {"harness.contract", "harness.oracles"},
     "harness/known_answer": {"harness.contract", "harness.known_answer"},
@@ -86,7 +86,7 @@ def test_a_wrong_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     for place, line in (
         ("harness/invariants/count.py", "from harness.oracles import finish"),
-        ("harness/contract.py", "from harness import plugin"),
+        ("harness/contract/trace.py", "from harness import plugin"),
         ("reference_engine/engine.py", "def late():\n    import harness.contract"),
         ("harness/cli.py", "from reference_engine import LLMEngine"),
     ):

@@ -1,0 +1,160 @@
+"""How an engine is started, what it claims, and what came of a run; the protocol that adapters implement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from harness.contract.completion import Completion
+from harness.contract.request import Action, Request, require
+from harness.contract.trace import SpecCounters, StateSnapshot, StepTrace
+
+DType = Literal["float32", "float64", "bfloat16"]
+Script = Callable[[str, tuple[int, ...], int], Sequence[int]]
+"""Scripted drafter: (request_id, committed token ids, k) -> up to k draft tokens; -1 and short lists mean no draft."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSetup:
+    """Which drafter and how much it drafts. A chain of k is num_steps=k, topk=1, num_draft_tokens=k+1 (the root, i.e.
+    the last committed token, counts as one draft token, as in SGLang).
+    """
+
+    method: str
+    model: Path | None = None
+    num_steps: int
+    topk: int = 1
+    num_draft_tokens: int
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    script: Script | None = None
+
+    def __post_init__(self) -> None:
+        require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")
+        require(self.topk >= 1, "topk", self.topk, "must be at least 1")
+        require(self.num_draft_tokens >= 2, "num_draft_tokens", self.num_draft_tokens, "must be at least 2")
+        require(
+            self.topk > 1 or self.num_draft_tokens == self.num_steps + 1,
+            "num_draft_tokens",
+            self.num_draft_tokens,
+            f"must be num_steps + 1 = {self.num_steps + 1} for a chain (topk=1)",
+        )
+
+    @classmethod
+    def chain(cls, method: str, k: int, model: Path | None = None, **extra: object) -> DrafterSetup:
+        return cls(method=method, model=model, num_steps=k, num_draft_tokens=k + 1, **extra)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """How an engine is started. Adapters refuse what their engine cannot do (`Refused`).
+
+    Sizes: `page_size` and `chunk_size` in tokens, `num_pages` in pages (0 = enough for `max_running` full requests),
+    `context_length` in tokens. `batch_buckets` are the padded batch sizes (empty = no padding). `poison` fills freed
+    and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running
+    request after each step. `kernels`: what computes the steps of speculation, where an engine has the choice.
+    """
+
+    target: Path
+    drafter: DrafterSetup | None = None
+    dtype: DType = "float32"
+    device: str = "cpu"
+    context_length: int = 512
+    page_size: int = 16
+    num_pages: int = 0
+    max_running: int = 8
+    chunk_size: int = 256
+    prefix_cache: bool = True
+    overlap: bool = False
+    batch_buckets: tuple[int, ...] = ()
+    poison: bool = True
+    snapshots: bool = False
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What the engine claims. Drafters by their `method`; features by the names of the fields or actions that ask for
+    them.
+
+    `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
+    `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
+    `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
+    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
+    """
+
+    engine: str
+    version: str
+    drafters: frozenset[str]
+    features: frozenset[str]
+    ignore_eos: Literal["emit", "ban"] = "emit"
+    processor_order: tuple[str, ...] = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
+    grey_box: bool = False
+    drafts_with_prefill: bool = False
+    drafts_within_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that was observed while `requests` ran. `steps` is empty for a black-box engine."""
+
+    setup: EngineSetup
+    capabilities: Capabilities
+    requests: tuple[Request, ...]
+    completions: tuple[Completion, ...]
+    steps: tuple[StepTrace, ...] = ()
+    counters: SpecCounters | None = None
+    actions: tuple[Action, ...] = ()
+    idle: bool = True
+    """False when the step bound ended the run with requests still unfinished."""
+
+    def of(self, request_id: str, index: int = 0) -> Completion:
+        """The completion of one request; raises KeyError naming the request when the engine never answered it."""
+        for completion in self.completions:
+            if completion.request_id == request_id and completion.index == index:
+                return completion
+        raise KeyError(f"no completion for request {request_id!r} (sample {index})")
+
+    def request(self, request_id: str) -> Request:
+        return next(request for request in self.requests if request.request_id == request_id)
+
+
+OnStep = Callable[[StepTrace], None]
+
+
+class Engine(Protocol):
+    """A running engine. State (prefix cache, counters) lives on between runs."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        actions: Sequence[Action] = (),
+        on_step: OnStep | None = None,
+        max_steps: int = 10_000,
+    ) -> Run:
+        """Run to completion (or `max_steps`). `actions` are taken in the order given. `on_step` sees each trace as it
+        happens and may overwrite the tensors that were delivered (ALIAS-2). Raises `Refused` before any request is
+        touched."""
+        ...
+
+    def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
+        """State after one unchunked, uncached prefill of the committed tokens in a new engine (grey box only)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineFactory(Protocol):
+    """Starts engines. One per adapter, registered by name in `harness/engines/__init__.py`."""
+
+    name: str
+
+    def start(self, setup: EngineSetup) -> Engine:
+        """Raises `Refused` with the reason when the setup cannot be honoured."""
+        ...
