@@ -37,6 +37,8 @@ from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
 _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
+_ACTIONS: frozenset[str] = frozenset()
+"""Actions that `LLMEngine` has a method for, of the same name."""
 _UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
 
@@ -64,7 +66,7 @@ class ReferenceEngine:
             engine="reference",
             version="0.1.0",
             drafters=frozenset(DRAFTERS),
-            features=_FEATURES,
+            features=_FEATURES | _ACTIONS,
             ignore_eos="emit",
             grey_box=True,
         )
@@ -82,7 +84,8 @@ class ReferenceEngine:
                 raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
             self._refuse(request)
         for action in actions:
-            raise Refused(f"{action.name}: the reference engine does not support it; leave it out")
+            if action.name not in _ACTIONS:
+                raise Refused(f"{action.name}: the reference engine does not support it; leave it out")
         recorder = _Recorder(self.engine, requests)
         stats = self.engine.processor.stats
         before = _counters(stats)
@@ -95,6 +98,9 @@ class ReferenceEngine:
             for request in requests:
                 if request.abort_step == step:
                     self.engine.abort(request.request_id)
+            for action in actions:
+                if action.step == step:
+                    self._act(action)
             trace = recorder.record(step, self.engine.step(), self.setup.snapshots)
             traces.append(trace)
             if on_step is not None:
@@ -152,6 +158,10 @@ class ReferenceEngine:
             self.engine.check(request.request_id, request.prompt_token_ids, _sampling(request.sampling))
         except ValueError as error:
             raise Refused(str(error)) from error
+
+    def _act(self, action: Action) -> None:
+        method = getattr(self.engine, action.name)
+        method() if action.value is None else method(action.value)
 
     def _add(self, request: Request) -> None:
         self.engine.add_request(
