@@ -32,7 +32,7 @@ def run(
     engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
     drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
     invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
-    tier: Annotated[str, typer.Option(help="fast or full: how many examples each property gets.")] = "fast",
+    tier: Annotated[str, typer.Option(help="fast, or full: more examples and long sweeps.")] = "fast",
     seeds: Annotated[int, typer.Option(help="How many seeds each seeded scenario runs with.")] = 1,
     kernels: Annotated[str, typer.Option(help="auto, torch or triton: what computes the reference engine.")] = "auto",
     workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",

@@ -51,25 +51,31 @@ Job = tuple[str, int, str]
 """Kernel, index of the variant, target."""
 
 
-def jobs(names: Iterable[str], targets: Sequence[str]) -> list[Job]:
-    return [(name, i, target) for name in names for i in range(len(KERNELS[name].variants)) for target in targets]
+def jobs(names: Iterable[str], targets: Sequence[str], variants: int | None = None) -> list[Job]:
+    """Every variant, or the first `variants` of each kernel, for every target."""
+    return [
+        (name, i, target) for name in names for i in range(len(KERNELS[name].variants[:variants])) for target in targets
+    ]
 
 
 def compile_all(
     names: Sequence[str] | None = None,
     targets: Sequence[str] = TARGETS,
     *,
+    variants: int | None = None,
     processes: int = 2,
     cache: Path = CACHE,
     timeout: float = 600.0,
 ) -> list[Compiled]:
-    """Compile the kernels `names` (None = all) for `targets`. Raises ValueError for an unknown target, RuntimeError
-    when a worker ends without its results; a variant that does not compile is a result with an `error`."""
+    """Compile the kernels `names` (None = all) for `targets`, each in its first `variants` (None = all).
+
+    Raises ValueError for an unknown target, RuntimeError when a worker ends without its results; a variant that does
+    not compile is a result with an `error`."""
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"target={target!r}: must be one of {', '.join(TARGETS)}")
     cache.mkdir(parents=True, exist_ok=True)
-    files = {job: _kept(cache, *job) for job in jobs(KERNELS if names is None else names, targets)}
+    files = {job: _kept(cache, *job) for job in jobs(KERNELS if names is None else names, targets, variants)}
     results = [_parsed(file.read_text()) for file in files.values() if file.exists()]
     work = [job for job, file in files.items() if not file.exists()]
     # Dealt out in turn: the variants of a kernel take alike, so no worker gets all the long ones.
