@@ -18,8 +18,10 @@ from harness.contract.engine import (
     OnStep,
     Run,
     Script,
+    Session,
+    SteppedEngine,
 )
-from harness.contract.request import Action, Refused, Request, SamplingParams
+from harness.contract.request import Action, ActionName, Refused, Request, SamplingParams
 from harness.contract.trace import (
     PLACEHOLDER,
     Delta,
@@ -35,6 +37,7 @@ from harness.contract.trace import (
 __all__ = [
     "PLACEHOLDER",
     "Action",
+    "ActionName",
     "Capabilities",
     "Completion",
     "DType",
@@ -54,9 +57,11 @@ __all__ = [
     "Run",
     "SamplingParams",
     "Script",
+    "Session",
     "SpecCounters",
     "StateSnapshot",
     "StepTrace",
+    "SteppedEngine",
     "TensorFacts",
     "Usage",
     "VerifyTrace",

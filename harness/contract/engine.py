@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from harness.contract.completion import Completion
-from harness.contract.request import Action, Request, require
+from harness.contract.request import Action, ActionName, Request, require
 from harness.contract.trace import SpecCounters, StateSnapshot, StepTrace
 
 DType = Literal["float32", "float64", "bfloat16"]
@@ -148,6 +148,36 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """A run that is driven from outside, step by step."""
+
+    @property
+    def unfinished(self) -> bool: ...
+
+    def add(self, request: Request) -> None:
+        """Queue it now, whatever its `arrival_step` and `abort_step`. Raises `Refused`."""
+        ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def act(self, name: ActionName, value: int | str | None = None) -> None:
+        """See `Action`."""
+        ...
+
+    def step(self) -> StepTrace: ...
+
+    def observed(self) -> Run:
+        """What has been seen so far. Its requests and actions carry the steps at which they really came, so that
+        `Engine.run` with them repeats it. Requests under way have no completion yet."""
+        ...
+
+
+class SteppedEngine(Engine, Protocol):
+    """An engine that can be driven step by step."""
+
+    def open(self) -> Session: ...
 
 
 class EngineFactory(Protocol):

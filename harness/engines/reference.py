@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from harness import contract
 from harness.contract import (
     Action,
+    ActionName,
     Capabilities,
     Completion,
     Delta,
@@ -82,40 +83,31 @@ class ReferenceEngine:
         for position, request in enumerate(requests):
             if any(request.request_id == other.request_id for other in requests[:position]):
                 raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
-            self._refuse(request)
+            self.refuse(request)
         for action in actions:
-            if action.name not in _ACTIONS:
-                raise Refused(f"{action.name}: the reference engine does not support it; leave it out")
-        recorder = _Recorder(self.engine, requests)
-        stats = self.engine.processor.stats
-        before = _counters(stats)
-        traces = []
+            self.refuse_action(action.name)
+        session = self.open()
         pending = sorted(requests, key=lambda request: request.arrival_step)
         step = 0
-        while (pending or self.engine.has_unfinished) and step < max_steps:
+        while (pending or session.unfinished) and step < max_steps:
             while pending and pending[0].arrival_step <= step:
-                self._add(pending.pop(0))
+                session.add(pending.pop(0))
             for request in requests:
                 if request.abort_step == step:
-                    self.engine.abort(request.request_id)
+                    session.abort(request.request_id)
             for action in actions:
                 if action.step == step:
-                    self._act(action)
-            trace = recorder.record(step, self.engine.step(), self.setup.snapshots)
-            traces.append(trace)
+                    session.act(action.name, action.value)
+            trace = session.step()
             if on_step is not None:
                 on_step(trace)
             step += 1
-        return Run(
-            setup=self.setup,
-            capabilities=self.capabilities,
-            requests=tuple(requests),
-            actions=tuple(actions),
-            completions=recorder.completions(),
-            steps=tuple(traces),
-            counters=_difference(_counters(stats), before) if self.setup.drafter else None,
-            idle=not pending and not self.engine.has_unfinished,
-        )
+        observed = session.observed()
+        idle = observed.idle and not pending
+        return replace(observed, requests=tuple(requests), actions=tuple(actions), idle=idle)
+
+    def open(self) -> ReferenceSession:
+        return ReferenceSession(self)
 
     def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
         """A new engine prefills all but the last token at once, knowing the last, and is read out."""
@@ -147,7 +139,12 @@ class ReferenceEngine:
     def close(self) -> None:
         del self.engine
 
-    def _refuse(self, request: Request) -> None:
+    def refuse_action(self, name: ActionName) -> None:
+        if name not in _ACTIONS:
+            raise Refused(f"{name}: the reference engine does not support it; leave it out")
+
+    def refuse(self, request: Request) -> None:
+        """Raises `Refused` when the engine could not run the request."""
         asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
         for name in ("pooled_hidden", "num_speculative_tokens"):
             asked.append((name, getattr(request, name)))
@@ -159,16 +156,61 @@ class ReferenceEngine:
         except ValueError as error:
             raise Refused(str(error)) from error
 
-    def _act(self, action: Action) -> None:
-        method = getattr(self.engine, action.name)
-        method() if action.value is None else method(action.value)
 
-    def _add(self, request: Request) -> None:
-        self.engine.add_request(
+class ReferenceSession:
+    """See `harness.contract.Session`."""
+
+    def __init__(self, owner: ReferenceEngine) -> None:
+        self._owner, self._engine = owner, owner.engine
+        self._requests: dict[str, Request] = {}
+        self._actions: list[Action] = []
+        self._steps: list[StepTrace] = []
+        self._recorder = _Recorder(self._engine, self._requests)
+        self._before = _counters(self._engine.processor.stats)
+
+    @property
+    def unfinished(self) -> bool:
+        return self._engine.has_unfinished
+
+    def add(self, request: Request) -> None:
+        if request.request_id in self._requests:
+            raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
+        self._owner.refuse(request)
+        self._requests[request.request_id] = replace(request, arrival_step=len(self._steps), abort_step=None)
+        self._engine.add_request(
             request.request_id,
             request.prompt_token_ids,
             _sampling(request.sampling),
             return_hidden_states=request.return_hidden_states,
+        )
+
+    def abort(self, request_id: str) -> None:
+        if any(state.request_id == request_id and not state.finished for state in self._engine.requests()):
+            self._requests[request_id] = replace(self._requests[request_id], abort_step=len(self._steps))
+        self._engine.abort(request_id)
+
+    def act(self, name: ActionName, value: int | str | None = None) -> None:
+        self._owner.refuse_action(name)
+        self._actions.append(Action(step=len(self._steps), name=name, value=value))
+        method = getattr(self._engine, name)
+        method() if value is None else method(value)
+
+    def step(self) -> StepTrace:
+        trace = self._recorder.record(len(self._steps), self._engine.step(), self._owner.setup.snapshots)
+        self._steps.append(trace)
+        return trace
+
+    def observed(self) -> Run:
+        counters = _difference(_counters(self._engine.processor.stats), self._before)
+        return Run(
+            setup=self._owner.setup,
+            capabilities=self._owner.capabilities,
+            requests=tuple(self._requests.values()),
+            completions=self._recorder.completions(),
+            steps=tuple(self._steps),
+            counters=counters if self._owner.setup.drafter else None,
+            actions=tuple(self._actions),
+            idle=not self.unfinished,
         )
 
 
@@ -190,9 +232,9 @@ def _sampling(params: contract.SamplingParams) -> SamplingParams:
 class _Recorder:
     """Builds traces step by step and completions at the end."""
 
-    def __init__(self, engine: LLMEngine, requests: Sequence[Request]) -> None:
+    def __init__(self, engine: LLMEngine, requests: Mapping[str, Request]) -> None:
         self.engine = engine
-        self.requests = {request.request_id: request for request in requests}
+        self.requests = requests
         self.deltas: dict[tuple[str, int], list[Delta]] = {}
         self.finals: dict[tuple[str, int], RequestOutput] = {}
 
