@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.contract import Capabilities, Run
+from harness.contract import Capabilities, Completion, Request, Run, SamplingParams
 from harness.known_answer import Drafter
 
 
@@ -31,3 +31,28 @@ def accept_lens(
         tokens += right[: accepted + 1]
         lens.append(accepted + 1)
     return tuple(lens)
+
+
+def earned(done: Completion, drafter: Drafter, k: int) -> tuple[int, ...]:
+    """Accept lengths of a bare greedy completion from the weights and from how much was drafted in each step.
+
+    For runs in which that changes on the way. `k` is the depth of a full draft: a tree has more drafts than that.
+    """
+    target = drafter.target
+    tokens = (*done.prompt_token_ids, target.next_token(done.prompt_token_ids))
+    lens: list[int] = []
+    for drafted in done.draft_lens or ():
+        drafts = drafter.draft(tokens, min(drafted, k)) if drafted else ()
+        right = target.greedy(tokens, len(drafts) + 1)
+        accepted = next((i for i, draft in enumerate(drafts) if draft != right[i]), len(drafts))
+        tokens += right[: accepted + 1]
+        lens.append(accepted + 1)
+    return tuple(lens)
+
+
+def is_bare(request: Request) -> bool:
+    """Whether the request's tokens are those of the target alone: greedy, and nothing changes its logits."""
+    sampling, plain = request.sampling, SamplingParams()
+    same = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words")
+    same += ("allowed_token_ids", "json_schema", "regex", "min_new_tokens")
+    return all(getattr(sampling, name) == getattr(plain, name) for name in same)

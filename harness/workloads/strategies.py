@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.contract import Request, SamplingParams
+from harness.contract import Action, Request, SamplingParams
 from harness.workloads.vocabulary import Vocabulary
 
 MAX_NEW_TOKENS = 14
@@ -38,16 +38,17 @@ class Batch:
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""
-        requests = "".join(f"\n  {_brief(request)}," for request in self.requests)
+        requests = "".join(f"\n  {brief(request)}," for request in self.requests)
         return f"Batch(k={self.k}, changes={self.changes}, warm={self.warm}, requests=({requests}\n))"
 
 
-def _brief(value: Request | SamplingParams) -> str:
+def brief(value: Request | SamplingParams | Action) -> str:
+    """Its `repr` without what is at its default."""
     parts = []
     for field in fields(value):
         here = getattr(value, field.name)
         if here != field.default:
-            parts.append(f"{field.name}={_brief(here) if isinstance(here, SamplingParams) else repr(here)}")
+            parts.append(f"{field.name}={brief(here) if isinstance(here, SamplingParams) else repr(here)}")
     return f"{type(value).__name__}({', '.join(parts)})"
 
 
