@@ -50,9 +50,14 @@ def earned(done: Completion, drafter: Drafter, k: int) -> tuple[int, ...]:
     return tuple(lens)
 
 
+ALTERING = (
+    *("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("bad_words", "allowed_token_ids", "json_schema", "regex", "min_new_tokens"),
+)
+"""Sampling fields that change what the target would say by itself."""
+
+
 def is_bare(request: Request) -> bool:
-    """Whether the request's tokens are those of the target alone: greedy, and nothing changes its logits."""
-    sampling, plain = request.sampling, SamplingParams()
-    same = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words")
-    same += ("allowed_token_ids", "json_schema", "regex", "min_new_tokens")
-    return all(getattr(sampling, name) == getattr(plain, name) for name in same)
+    """Whether the request's tokens are those of the target alone."""
+    plain = SamplingParams()
+    return all(getattr(request.sampling, name) == getattr(plain, name) for name in ALTERING)

@@ -52,7 +52,7 @@ def replay(history: History) -> None:
     """Run a history and judge it after every step and at the end. Raises `InvariantError`."""
     with TemporaryDirectory() as root:
         lane = Lane(history.engine, LANES[history.lane], Path(root))
-        with lane.start(family=history.family, **history.setup) as engine:
+        with lane.stepped(family=history.family, **history.setup) as engine:
             check(drive(lane, engine, history))
 
 

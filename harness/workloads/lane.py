@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import hypothesis
 import torch
@@ -27,6 +27,7 @@ from harness.contract import (
     Run,
     SamplingParams,
     Script,
+    SteppedEngine,
 )
 from harness.invariants.base import Violation, check
 from harness.known_answer import Drafter, Target
@@ -152,6 +153,14 @@ class Lane:
             yield engine
         finally:
             engine.close()
+
+    @contextmanager
+    def stepped(self, **setup: Any) -> Iterator[SteppedEngine]:
+        """The same of an engine that can be driven step by step; declined when this one cannot."""
+        with self.start(**setup) as engine:
+            if not hasattr(engine, "open"):
+                raise Refused(f"engine={self.engine}: it runs batches to their end and cannot be stepped")
+            yield cast(SteppedEngine, engine)
 
     def run(
         self,

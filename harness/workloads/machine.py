@@ -66,7 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         longest = 40 + 3 + 14 + 6 * (k + 1)
         pool = {"page_size": page_size, "num_pages": -(-longest // page_size) + slack}
         self.setup = {"k": k, "snapshots": True, **pool, **schedule}
-        self.engine = self.resources.enter_context(self.lane.start(family=self.family, **self.setup))
+        self.engine = self.resources.enter_context(self.lane.stepped(family=self.family, **self.setup))
         self.session = self.engine.open()
 
     @precondition(lambda self: len(self.asked) < MAX_REQUESTS)
