@@ -17,6 +17,9 @@ from harness.workloads.lane import Lane, step_bound
 from harness.workloads.strategies import request as any_request
 from harness.workloads.verdicts import after_step, at_the_end
 
+FAMILY = "census"
+"""Its tokens and rows tell most about what went wrong."""
+
 MAX_REQUESTS = 6
 POOL_SLACK = (0, 8)
 """Pages beyond what one request needs: few, so that requests push each other out."""
@@ -32,9 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self, lane: Lane, folder: Path) -> None:
         super().__init__()
         self.lane, self.folder = lane, folder
-        # Which nodes a tree keeps is told by the drafter's probabilities, and those of a census are exactly equal.
-        self.family = "walk" if lane.spec.topk > 1 else "census"
-        self.words = vocabulary(self.family)
+        self.words = vocabulary(FAMILY)
         self.trunk = self.words.prompt(12, 7)
         self.claimed = lane.capabilities.features
         self.resources = ExitStack()
@@ -66,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         longest = 40 + 3 + 14 + 6 * (k + 1)
         pool = {"page_size": page_size, "num_pages": -(-longest // page_size) + slack}
         self.setup = {"k": k, "snapshots": True, **pool, **schedule}
-        self.engine = self.resources.enter_context(self.lane.stepped(family=self.family, **self.setup))
+        self.engine = self.resources.enter_context(self.lane.stepped(family=FAMILY, **self.setup))
         self.session = self.engine.open()
 
     @precondition(lambda self: len(self.asked) < MAX_REQUESTS)
@@ -126,7 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
             while self.session.unfinished and self.steps < bound:
                 self._step()
             run = self.session.observed()
-            self._blame(at_the_end(self.lane, run, baseline(self.lane, run, self._history(run)), self.family))
+            self._blame(at_the_end(self.lane, run, baseline(self.lane, run, self._history(run)), FAMILY))
 
     def _act(self, name: ActionName, value: int | str | None = None) -> None:
         self.actions.append(Action(step=self.steps, name=name, value=value))
@@ -145,10 +146,10 @@ class EngineMachine(RuleBasedStateMachine):
             raise
         self.arrivals, self.aborts, self.actions = [], [], []
         self.steps += 1
-        self._blame(after_step(self.lane, self.session.observed(), self.family, self.engine.fresh_state))
+        self._blame(after_step(self.lane, self.session.observed(), FAMILY, self.engine.fresh_state))
 
     def _history(self, run: Run) -> History:
-        return History(self.lane.engine, self.lane.spec.name, self.family, self.setup, run.requests, run.actions)
+        return History(self.lane.engine, self.lane.spec.name, FAMILY, self.setup, run.requests, run.actions)
 
     def _blame(self, violations: list[Violation]) -> None:
         if violations:
