@@ -2,6 +2,8 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 WORKERS ?= auto
+STEPS ?= 5000
+DRAFTER ?= EAGLE
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -9,7 +11,7 @@ REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install conformance test style lint format real-model kernels bench clean
+.PHONY: install conformance test style lint format real-model kernels bench soak clean
 
 install: $(STAMP)
 
@@ -57,6 +59,9 @@ kernels: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/pytest suites/perf -m perf
+
+soak: $(STAMP)
+	$(BIN)/draftproof soak --drafter $(DRAFTER) --steps $(STEPS)
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

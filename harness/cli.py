@@ -93,6 +93,19 @@ def kernels(
     raise typer.Exit(1 if objections else 0)
 
 
+@app.command()
+def soak(
+    engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
+    drafter: Annotated[str, typer.Option(help="Drafter lane.")] = "EAGLE",
+    steps: Annotated[int, typer.Option(min=1, help="Stop after the round in which so many steps are over.")] = 5000,
+    every: Annotated[int, typer.Option(min=1, help="Print one round in so many.")] = 10,
+) -> None:
+    """Replay prompts among cancels and retries on one engine. Exits non-zero at the first drift or violation."""
+    from harness.report.soak import watch
+
+    raise typer.Exit(watch(engine, drafter, steps, every))
+
+
 @engines.command("list")
 def list_engines() -> None:
     """List the engines that have an adapter."""

@@ -205,7 +205,10 @@ class Lane:
         claimed = self.capabilities.features
         open_ = self.capabilities.grey_box
         changes = tuple((name, value) for name, value in batch.changes if open_ or name in claimed)
-        return replace(batch, requests=tuple(fit_request(r, claimed) for r in batch.requests), changes=changes)
+        return replace(batch, requests=self.fit_requests(batch.requests), changes=changes)
+
+    def fit_requests(self, requests: Iterable[Request]) -> tuple[Request, ...]:
+        return tuple(fit_request(request, self.capabilities.features) for request in requests)
 
     def grey_box(self) -> None:
         """Decline the test when the engine shows nothing of its inside."""
