@@ -94,6 +94,25 @@ def kernels(
 
 
 @app.command()
+def matrix(
+    engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
+    drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page there instead of printing it.")] = None,
+) -> None:
+    """Ask for every feature on every drafter. Exits non-zero when a cell neither passes nor is refused."""
+    from harness.report import matrix as pages
+
+    rows = pages.run(engine, drafter or ())
+    text = pages.page(engine, rows)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    raise typer.Exit(any(cell.status == "fail" for cells in rows.values() for cell in cells.values()))
+
+
+@app.command()
 def soak(
     engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
     drafter: Annotated[str, typer.Option(help="Drafter lane.")] = "EAGLE",

@@ -118,17 +118,40 @@ def table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice
     subtracts, through the sum over `anchor`, enough that a sum of ones lower by `missing` (or more) gives -HIT: SiLU is
     then exactly 0. The up projection reads `when[0]`. Raises ValueError when the table does not fit.
     """
+    gate, up, down = _table(shape, entries, anchor, 2 * HIT / missing, HIT)
+    return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
+
+
+def steady_table_mlp(prefix: str, shape: Shape, entries: Sequence[Entry], anchor: slice, missing: float) -> Weights:
+    """`table_mlp` for rows that are fed back many times, in two units an entry.
+
+    A single unit makes an error of its row `2 / missing` times larger each time. Here the second unit takes away what
+    the first one has beyond HIT, so that an entry that fires moves the row by the same amount whatever the error.
+    """
+    slope, size = 3 * HIT / missing, len(entries)
+    if 2 * size > shape.intermediate_size:
+        raise ValueError(f"intermediate_size={shape.intermediate_size}: must be at least {2 * size}, two an entry")
+    gate, up, down = _table(shape, entries, anchor, slope, 2 * HIT)
+    second = _table(shape, entries, anchor, slope, HIT)
+    gate[size : 2 * size], up[size : 2 * size] = second[0][:size], second[1][:size]
+    down[:, size : 2 * size] = -second[2][:, :size]
+    return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
+
+
+def _table(
+    shape: Shape, entries: Sequence[Entry], anchor: slice, slope: float, hit: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gate, up and down projections: the gate is `hit` where an entry applies, and lower by `slope` per one missing."""
     if len(entries) > shape.intermediate_size:
         raise ValueError(f"intermediate_size={shape.intermediate_size}: must be at least {len(entries)} table entries")
     gate = torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=torch.float64)
     up, down = torch.zeros_like(gate), torch.zeros_like(gate).T.contiguous()
-    slope = 2 * HIT / missing
     widths = torch.tensor([len(entry.when) for entry in entries], dtype=torch.float64)
-    gate[: len(entries), anchor] = (HIT - slope * widths)[:, None]
+    gate[: len(entries), anchor] = (hit - slope * widths)[:, None]
     add_at(gate, [(unit, index, slope) for unit, entry in enumerate(entries) for index in entry.when])
     add_at(up, [(unit, entry.when[0], 1.0) for unit, entry in enumerate(entries)])
     add_at(down, [(index, unit, by / HIT) for unit, entry in enumerate(entries) for index, by in entry.moves])
-    return {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up, f"{prefix}.down_proj.weight": down}
+    return gate, up, down
 
 
 def add_at(matrix: torch.Tensor, terms: Sequence[tuple[int, int, float]]) -> None:

@@ -15,30 +15,10 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES, factory_of
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
-from suites.conformance.arrange import WALK, RecordExamples
+from suites.conformance.arrange import WALK
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
 PROMPT = WALK.prompt(6, 0)
-FEATURES: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.7, "seed": 1},
-    "top_k": {"temperature": 1.0, "top_k": 3, "seed": 1},
-    "top_p": {"temperature": 1.0, "top_p": 0.9, "seed": 1},
-    "min_p": {"temperature": 1.0, "min_p": 0.1, "seed": 1},
-    "min_new_tokens": {"min_new_tokens": 3},
-    "stop_token_ids": {"stop_token_ids": (5,)},
-    "stop": {"stop": ("a",)},
-    "ignore_eos": {"ignore_eos": True},
-    "logprobs": {"logprobs": 2},
-    "prompt_logprobs": {"prompt_logprobs": 2},
-    "repetition_penalty": {"repetition_penalty": 1.2},
-    "presence_penalty": {"presence_penalty": 0.5},
-    "frequency_penalty": {"frequency_penalty": 0.5},
-    "logit_bias": {"logit_bias": ((3, 2.0),)},
-    "bad_words": {"bad_words": ((3,),)},
-    "json_schema": {"json_schema": '{"type": "object"}'},
-    "regex": {"regex": "[0-9]+"},
-    "n": {"n": 2},
-}
 BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "id_too_big": ("prompt_token_ids", {"prompt_token_ids": (*PROMPT, WALK.vocab_size)}),
     "id_negative": ("prompt_token_ids", {"prompt_token_ids": (-1, *PROMPT)}),
@@ -72,20 +52,6 @@ def test_drafter_works_or_is_declined(lane: Lane) -> None:
         factory_of(lane.engine).start(lane.setup())
     with lane.start():
         pass
-
-
-@pytest.mark.invariant("CONF-1")
-def test_features_work_or_are_declined(lane: Lane, record_examples: RecordExamples) -> None:
-    with lane.start() as engine:
-        for feature, fields in FEATURES.items():
-            request = _request(f"asks-{feature}", sampling=SamplingParams(max_new_tokens=6, **fields))
-            requests = [request, _request("neighbour", sampling=SamplingParams(max_new_tokens=4))]
-            if feature not in lane.capabilities.features:
-                with pytest.raises(Refused, match=feature):
-                    engine.run(requests)
-                del requests[0]
-            lane.check(count_1(engine.run(requests)))
-            record_examples(1)
 
 
 @pytest.mark.invariant("CONF-1")

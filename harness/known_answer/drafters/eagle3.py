@@ -75,7 +75,7 @@ class MarkovEagle3(Drafter):
         self.target, self.table, self._markov = target, table, target
         self.draft_vocab = tuple(draft_vocab)
         self.sigma = permutation(target.vocab_size, random.Random(seed))
-        shape = dataclasses.replace(target.shape, num_layers=1, intermediate_size=len(table.meaning))
+        shape = dataclasses.replace(target.shape, num_layers=1, intermediate_size=2 * len(table.meaning))
         self.config = eagle3_config(target, shape, target.dtype, len(self.draft_vocab))
         self.weights = blocks.stored(self._weights(shape), target.dtype)
         head = self.weights["lm_head.weight"].double()
@@ -96,7 +96,7 @@ class MarkovEagle3(Drafter):
             "embed_tokens.weight": target.weights["model.embed_tokens.weight"].clone(),
             "fc.weight": fc,
             **embedding_attention("midlayer.self_attn", shape),
-            **blocks.table_mlp("midlayer.mlp", shape, entries, slice(0, size), missing=min(AUX_SHARES)),
+            **blocks.steady_table_mlp("midlayer.mlp", shape, entries, slice(0, size), missing=min(AUX_SHARES)),
             "midlayer.input_layernorm.weight": blocks.norm(shape),
             "midlayer.hidden_norm.weight": blocks.norm(shape, 1.0),
             "midlayer.post_attention_layernorm.weight": blocks.norm(shape),
