@@ -37,7 +37,9 @@ from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
 _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
-_ACTIONS: frozenset[str] = frozenset()
+_ACTIONS = frozenset(
+    {"pause", "resume", "preempt", "reset_prefix_cache", "reload_target", "reload_drafter", "sleep"}
+) | {"wake"}
 """Actions that `LLMEngine` has a method for, of the same name."""
 _UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
@@ -199,7 +201,9 @@ class _Recorder:
     def record(self, step: int, output: StepOutput, snapshots: bool) -> StepTrace:
         deltas = tuple(self._delta(delivered) for delivered in output.outputs)
         launch = output.launch
-        verify = [p for p in output.processed if p.result.batch.kind == "decode" and self.engine.drafter is not None]
+        verify = [
+            p for p in output.processed if p.result.batch.kind == "decode" and self.engine.config.spec is not None
+        ]
         return StepTrace(
             step=step,
             kind=output.kind,
@@ -261,8 +265,8 @@ class _Recorder:
             else tuple(row for delta in deltas for row in delta.logprobs),
             prompt_logprobs=prompt_logprobs,
             hidden_states=hidden,
-            accept_lens=final.accept_lens if self.engine.drafter is not None else None,
-            draft_lens=final.draft_lens if self.engine.drafter is not None else None,
+            accept_lens=final.accept_lens if self.engine.config.spec is not None else None,
+            draft_lens=final.draft_lens if self.engine.config.spec is not None else None,
         )
 
 
