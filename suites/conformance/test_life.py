@@ -111,8 +111,8 @@ def test_acceptance_does_not_change(lane: Lane, thorough: bool) -> None:
 def test_state_is_that_of_a_fresh_engine(lane: Lane, thorough: bool) -> None:
     lane.grey_box()
     batch = small()
-    requests = tuple(capped(request, 6 if thorough else 4) for request in batch.requests[: 1 + thorough])
-    life = one_after_another(requests, ["pause", "preempt", "sleep"], start=2, gap=1)
+    requests = tuple(capped(request, 6) for request in batch.requests[: 1 + thorough])
+    life = one_after_another(requests, ["preempt", "sleep", "pause"], start=2, gap=1)
     run = lived(lane, replace(batch, requests=requests, changes=(*CHUNKED, ("snapshots", True))), life)
     assert any(step.snapshots for step in run.steps if step.step > life[-1].step), "nobody ran on after waking"
     with lane.start(family=ROWS.family, k=batch.k) as engine:
