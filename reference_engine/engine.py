@@ -19,6 +19,7 @@ from reference_engine.model.causal_lm import CausalLM
 from reference_engine.output import Detokenizer, OutputProcessor
 from reference_engine.pool import RequestPool
 from reference_engine.request import RequestOutput, RequestState, SamplingParams
+from reference_engine.row_mean import POOLED_ROWS, PooledRows, RowMean
 from reference_engine.runner import Runner
 from reference_engine.sampling.random import CounterRandom, RandomSource
 from reference_engine.scheduler import Scheduler
@@ -94,10 +95,17 @@ class LLMEngine(LifeCycle):
         sampling: SamplingParams | None = None,
         *,
         return_hidden_states: bool = False,
+        pooled_hidden: PooledRows | None = None,
         committed_token_ids: Sequence[int] = (),
     ) -> None:
-        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption)."""
+        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption).
+        `pooled_hidden` asks for the mean of its hidden rows. Sample i of n draws as a request of its own would with
+        `seed` + i."""
         sampling = sampling or SamplingParams()
+        which = f"must be None or one of {', '.join(POOLED_ROWS)}"
+        require(pooled_hidden in (None, *POOLED_ROWS), "pooled_hidden", pooled_hidden, which)
+        whole = "must be None with committed_token_ids: their rows were computed elsewhere"
+        require(pooled_hidden is None or not committed_token_ids, "pooled_hidden", pooled_hidden, whole)
         self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
         states = []
         for index in range(sampling.n):
@@ -108,6 +116,7 @@ class LLMEngine(LifeCycle):
             state = RequestState(
                 request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
             )
+            state.pooled = None if pooled_hidden is None else RowMean(pooled_hidden)
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
             states.append(state)

@@ -36,7 +36,11 @@ from reference_engine.output import SpecStats
 from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
-_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
+_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {
+    "return_hidden_states",
+    "pooled_hidden",
+    "abort_step",
+}
 _ACTIONS = frozenset(
     {"pause", "resume", "preempt", "reset_prefix_cache", "reload_target", "reload_drafter", "sleep"}
 ) | {"wake"}
@@ -151,7 +155,7 @@ class ReferenceEngine:
 
     def _refuse(self, request: Request) -> None:
         asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
-        for name in ("pooled_hidden", "num_speculative_tokens"):
+        for name in ("num_speculative_tokens",):
             asked.append((name, getattr(request, name)))
         for name, value in asked:
             if value not in (None, ()):
@@ -171,6 +175,7 @@ class ReferenceEngine:
             request.prompt_token_ids,
             _sampling(request.sampling),
             return_hidden_states=request.return_hidden_states,
+            pooled_hidden=request.pooled_hidden,
         )
 
 
@@ -265,6 +270,7 @@ class _Recorder:
             else tuple(row for delta in deltas for row in delta.logprobs),
             prompt_logprobs=prompt_logprobs,
             hidden_states=hidden,
+            pooled_hidden=final.pooled_hidden,
             accept_lens=final.accept_lens if self.engine.config.spec is not None else None,
             draft_lens=final.draft_lens if self.engine.config.spec is not None else None,
         )

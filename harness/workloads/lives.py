@@ -22,8 +22,8 @@ def _preempt_all(requests: Iterable[Request], step: int) -> Life:
 
 
 LIVES: dict[str, Callable[[tuple[Request, ...], int], Life]] = {
-    "pause": lambda _, at: _life((at, "pause"), (at + 3, "resume")),
     "preempt": lambda requests, at: _preempt_all(requests, at),
+    "pause": lambda _, at: _life((at, "pause"), (at + 3, "resume")),
     "reset_prefix_cache": lambda _, at: _life((at, "reset_prefix_cache")),
     "sleep": lambda _, at: _life((at, "sleep"), (at + 2, "wake")),
     "sleep_paused": lambda _, at: _life((at, "pause"), (at + 1, "sleep"), (at + 2, "wake"), (at + 3, "resume")),

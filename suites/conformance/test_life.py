@@ -24,20 +24,17 @@ MOMENTS = (1, 2, 5)
 """Steps: between two chunks of a prefill, between prefill and decoding, between a draft and its verification."""
 
 
-@pytest.fixture
-def thorough(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--tier") == "full")
-
-
 def names_for(lane: Lane) -> list[str]:
     """Lives that say something about the lane."""
     return [name for name in LIVES if name != "reload_drafter" or lane.spec.has_weights]
 
 
 def small() -> Batch:
-    """Two requests of several chunks. One shows its hidden states; the other may go on from cached pages."""
+    """Two requests of several chunks. One shows its hidden states and their mean; the other may go on from cached pages
+    and pools rows of its output alone."""
     first, second = ragged_five(ROWS).requests[3:]
-    return Batch((first, replace(second, return_hidden_states=False)), k=3)
+    first = replace(first, pooled_hidden="both")
+    return Batch((first, replace(second, return_hidden_states=False, pooled_hidden="output")), k=3)
 
 
 def full_life(lane: Lane) -> Lived:

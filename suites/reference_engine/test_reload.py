@@ -114,8 +114,7 @@ def drafter_actions(lane: DrafterLane) -> tuple[ActionName, ...]:
     return ("reload_target", "reload_drafter") if lane.loads_checkpoint else ("reload_target",)
 
 
-@pytest.mark.parametrize("way", ["reload", "sleep"])
-@pytest.mark.parametrize("name", WITH_WEIGHTS)
+@pytest.mark.parametrize(("name", "way"), [*((name, "reload") for name in WITH_WEIGHTS), ("EAGLE", "sleep")])
 def test_new_weights_say_and_earn_what_they_deserve(live: Callable[[str], Live], name: str, way: str) -> None:
     """Prompts were cached under the old weights: neither their KV nor their drafter's serves any more."""
     it = live(name)
@@ -155,8 +154,7 @@ def test_running_requests_go_on_with_the_new_weights(live: Callable[[str], Live]
         torch.testing.assert_close(torch.stack(rows).double(), truth, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", WITH_FILES)
-@pytest.mark.parametrize("changed", ["target", "drafter"])
+@pytest.mark.parametrize(("name", "changed"), [*((name, "target") for name in WITH_FILES), ("EAGLE3", "drafter")])
 def test_one_of_two_that_has_changed(live: Callable[[str], Live], name: str, changed: str) -> None:
     """As an engine that was started with both: what the drafter shares with its target changes with the target."""
     it = live(name)
