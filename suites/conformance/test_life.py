@@ -33,14 +33,15 @@ def small() -> Batch:
     """Two requests of several chunks. One shows its hidden states and their mean; the other may go on from cached pages
     and pools rows of its output alone."""
     first, second = ragged_five(ROWS).requests[3:]
-    first = replace(first, pooled_hidden="both")
-    return Batch((first, replace(second, return_hidden_states=False, pooled_hidden="output")), k=3)
+    first = capped(replace(first, pooled_hidden="both"), 16)
+    second = capped(replace(second, return_hidden_states=False, pooled_hidden="output"), 20)
+    return Batch((first, second), k=3)
 
 
 def full_life(lane: Lane) -> Lived:
     """Every life in one run under overlap scheduling, the first of them while prompts are prefilled."""
-    batch = replace(small(), changes=(*CHUNKED, ("overlap", True)))
-    return batch, one_after_another(batch.requests, names_for(lane), start=1, gap=1)
+    batch = replace(small(), changes=(("chunk_size", 12), ("page_size", 4), ("overlap", True)))
+    return batch, one_after_another(batch.requests, names_for(lane), start=1, gap=2)
 
 
 def lives_by_themselves(lane: Lane) -> Iterator[Lived]:
