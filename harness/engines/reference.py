@@ -75,6 +75,7 @@ class ReferenceEngine:
             features=_FEATURES | _ACTIONS,
             ignore_eos="emit",
             grey_box=True,
+            seeds_of_samples="consecutive",
         )
 
     def run(
