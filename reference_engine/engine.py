@@ -14,10 +14,12 @@ from reference_engine.cache.kv import KVCache
 from reference_engine.cache.pages import PageAllocator
 from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters import load_drafter
+from reference_engine.lifecycle import LifeCycle
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.output import Detokenizer, OutputProcessor
 from reference_engine.pool import RequestPool
 from reference_engine.request import RequestOutput, RequestState, SamplingParams
+from reference_engine.row_mean import POOLED_ROWS, PooledRows, RowMean
 from reference_engine.runner import Runner
 from reference_engine.sampling.random import CounterRandom, RandomSource
 from reference_engine.scheduler import Scheduler
@@ -25,8 +27,9 @@ from reference_engine.scheduler import Scheduler
 
 @dataclass(slots=True, kw_only=True)
 class StepOutput:
-    """`outputs` in the order of commitment. With `trace`: what was launched in this step (kind, launch) and whose
-    results were processed (`processed`; one step later under overlap scheduling)."""
+    """`outputs` in the order of commitment, `preempted` by owner: what happened between this step and the one before is
+    told here, too. With `trace`: what was launched in this step (kind, launch) and whose results were processed
+    (`processed`; one step later under overlap scheduling)."""
 
     kind: Literal["extend", "decode", "idle"] = "idle"
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -43,7 +46,7 @@ class ProcessedResult:
     discarded: tuple[bool, ...]
 
 
-class LLMEngine:
+class LLMEngine(LifeCycle):
     """See `EngineConfig`. `random` replaces the source of every random number.
 
     Raises ValueError that names the field, the value and the mend: at construction for a configuration or checkpoint
@@ -59,6 +62,7 @@ class LLMEngine:
         self.target = CausalLM(config.model, config.torch_dtype, device, num_positions)
         self.drafter = load_drafter(config, self.target, self.random, num_positions)
         self.target.finish_loading(with_mtp=config.spec is not None and config.spec.method == "MTP")
+        self.model_config = self.target.config
         limit = self.target.config.max_positions
         mend = f"must not exceed max_position_embeddings ({limit}) of the target"
         require(config.context_length <= limit, "context_length", config.context_length, mend)
@@ -73,14 +77,13 @@ class LLMEngine:
         self.detokenizer = Detokenizer(config.model)
         self.processor = OutputProcessor(self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1)
         self._in_flight: StepResult | None = None
-        self._step: StepOutput = StepOutput()
+        self._step = StepOutput()
         self._arrivals = itertools.count()
         self._live: dict[str, list[RequestState]] = {}
-        self._aborted: list[RequestOutput] = []
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._live) or self._in_flight is not None or bool(self._aborted)
+        return bool(self._live) or self._in_flight is not None or bool(self._step.outputs)
 
     def requests(self) -> Iterable[RequestState]:
         return itertools.chain.from_iterable(self._live.values())
@@ -92,10 +95,17 @@ class LLMEngine:
         sampling: SamplingParams | None = None,
         *,
         return_hidden_states: bool = False,
+        pooled_hidden: PooledRows | None = None,
         committed_token_ids: Sequence[int] = (),
     ) -> None:
-        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption)."""
+        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption).
+        `pooled_hidden` asks for the mean of its hidden rows. Sample i of n draws as a request of its own would with
+        `seed` + i."""
         sampling = sampling or SamplingParams()
+        which = f"must be None or one of {', '.join(POOLED_ROWS)}"
+        require(pooled_hidden in (None, *POOLED_ROWS), "pooled_hidden", pooled_hidden, which)
+        whole = "must be None with committed_token_ids: their rows were computed elsewhere"
+        require(pooled_hidden is None or not committed_token_ids, "pooled_hidden", pooled_hidden, whole)
         self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
         states = []
         for index in range(sampling.n):
@@ -106,6 +116,7 @@ class LLMEngine:
             state = RequestState(
                 request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
             )
+            state.pooled = None if pooled_hidden is None else RowMean(pooled_hidden)
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
             states.append(state)
@@ -117,19 +128,24 @@ class LLMEngine:
         for state in self._live.get(request_id, []):
             if not state.finished:
                 self.processor.finish(state, "abort")
-                self._aborted.append(self.processor.describe(state))
+                self._step.outputs.append(self.processor.describe(state))
         self._retire(self._live.get(request_id, []))
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
-        self._step = step = StepOutput(outputs=self._aborted)
-        self._aborted = []
-        batch = self.scheduler.schedule(self._drain)
+        batch = None if self.paused or self.asleep else self.scheduler.schedule(self._drain)
         if batch is None:
             self._drain()
-            return step
-        step.kind, step.preempted = batch.kind, batch.preempted
+        else:
+            self._launch(batch)
+        step, self._step = self._step, StepOutput()
+        return step
+
+    def _launch(self, batch: Batch) -> None:
+        step = self._step
+        step.kind = batch.kind
+        step.preempted += batch.preempted
         self._mark_launched(batch)
         result = self.runner.launch(batch)
         step.launch = result.trace
@@ -142,7 +158,6 @@ class LLMEngine:
         for request, ended in zip(batch.requests, batch.ends_prefill, strict=False):
             if ended and request.row >= 0:
                 self.scheduler.share_prefix(request)
-        return step
 
     def _mark_launched(self, batch: Batch) -> None:
         for index, request in enumerate(batch.requests):
@@ -184,7 +199,7 @@ class LLMEngine:
         self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, committed: Sequence[int] = ()
     ) -> None:
         """Raise ValueError when the request could not run; nothing is changed."""
-        config, vocab = self.config, self.target.config.vocab_size
+        config, vocab = self.config, self.model_config.vocab_size
         require(request_id not in self._live, "request_id", request_id, "is already running; ids must be unique")
         require(len(prompt) > 0, "prompt_token_ids", list(prompt), "must not be empty")
         for name, ids in (

@@ -131,9 +131,11 @@ class OutputProcessor:
         if request.prompt_delivered:
             return
         start, length = result.batch.starts[index], result.batch.chunk_lens[index]
+        first = index * result.stride
         if request.return_hidden_states:
-            first = index * result.stride
             request.prefill_hidden.append(result.hidden[first : first + length].clone())
+        if request.pooled is not None:
+            request.pooled.add_prompt(result.hidden[first : first + length])
         num_top = request.sampling.prompt_logprobs
         if num_top is not None and result.prompt_logprobs is not None:
             if start == 0:
@@ -150,6 +152,9 @@ class OutputProcessor:
         path: list[int] | None,
         first: bool,
     ) -> RequestOutput:
+        if request.pooled is not None and path is not None:
+            window = index * result.stride
+            request.pooled.add_output(result.hidden[[window + node for node in path[: len(tokens)]]])
         prefill_hidden = None
         decode_hidden: tuple[torch.Tensor, ...] = ()
         if request.return_hidden_states and path is None:
@@ -175,6 +180,9 @@ class OutputProcessor:
         decode: tuple[torch.Tensor, ...] = (),
     ) -> RequestOutput:
         # A request that was aborted while it prefilled has some of them only: better none than a wrong number.
+        pooled = None
+        if request.finished and request.pooled is not None:
+            pooled = request.pooled.mean(len(request.prompt_token_ids))
         complete = request.finished and len(request.prompt_logprobs) == len(request.prompt_token_ids)
         return RequestOutput(
             request_id=request.request_id,
@@ -183,6 +191,7 @@ class OutputProcessor:
             logprobs=logprobs,
             prefill_hidden=prefill,
             decode_hidden=decode,
+            pooled_hidden=pooled,
             prompt_logprobs=tuple(request.prompt_logprobs) if complete else None,
             finish_reason=request.finish_reason,
             text=request.text,

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from reference_engine.config import require
+from reference_engine.row_mean import RowMean
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -96,6 +97,7 @@ class RequestState:
     return_hidden_states: bool
     seed: int
     arrival: int
+    pooled: RowMean | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     output_token_ids: list[int] = field(default_factory=list)
@@ -155,8 +157,10 @@ class RequestState:
 
     @property
     def needs_all_prompt_rows(self) -> bool:
-        """Prompt logprobs and hidden states need every prompt row computed, so the prefix cache is passed over."""
-        return self.return_hidden_states or self.sampling.prompt_logprobs is not None
+        """Prompt logprobs, hidden states and their mean need every prompt row computed, so the prefix cache is passed
+        over."""
+        pools_prompt = self.pooled is not None and self.pooled.needs_prompt
+        return self.return_hidden_states or pools_prompt or self.sampling.prompt_logprobs is not None
 
     def begin_prefill(self, num_cached: int) -> None:
         """Fresh requests prefill the whole prompt and sample; resumed ones stop before their last committed token,
@@ -173,8 +177,8 @@ class RequestOutput:
     """What one step delivered to one request. `token_ids`, `logprobs` and `decode_hidden` are new since the last one.
 
     `prefill_hidden` [prompt_len, width] comes once, with the first token; `decode_hidden` rows are [width], each in
-    storage of its own. `num_output_tokens` counts all so far. `finish_reason`, `text`, `accept_lens`, `draft_lens` and
-    `prompt_logprobs` come with the last one.
+    storage of its own. `num_output_tokens` counts all so far. `finish_reason`, `text`, `accept_lens`, `draft_lens`,
+    `pooled_hidden` [width] float64 and `prompt_logprobs` come with the last one.
     """
 
     request_id: str
@@ -183,6 +187,7 @@ class RequestOutput:
     logprobs: tuple[Logprob, ...] = ()
     prefill_hidden: torch.Tensor | None = None
     decode_hidden: tuple[torch.Tensor, ...] = ()
+    pooled_hidden: torch.Tensor | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     text: str | None = None

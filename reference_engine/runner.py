@@ -68,6 +68,10 @@ class Runner:
         elif config.cuda_graphs:
             self._decode_pass = GraphedPass(self._target_over_windows, record_cuda_graph)
 
+    def close(self) -> None:
+        """Let go of the decode pass, whatever was compiled or recorded for it: it refers back to this runner."""
+        del self._decode_pass
+
     def launch(self, batch: Batch) -> StepResult:
         drafted = self.drafter.num_forwards if self.drafter else 0
         result = self._extend(batch) if batch.kind == "extend" else self._decode(batch)

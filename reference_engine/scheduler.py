@@ -130,6 +130,8 @@ class Scheduler:
         if not request.prompt_delivered:
             request.prefill_hidden.clear()
             request.prompt_logprobs.clear()
+            if request.pooled is not None:
+                request.pooled.start_again()
         # Keep arrival order in the queue whatever the order of preemptions.
         position = sum(other.arrival < request.arrival for other in self.waiting)
         self.waiting.insert(position, request)

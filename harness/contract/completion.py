@@ -55,7 +55,8 @@ class Completion:
     `logprobs` has one row per completion token; `prompt_logprobs` one entry per prompt token, the first None.
     `accept_lens` has one entry per verify step that this request took part in while unfinished: correct drafts + 1,
     before a finish cut the block. `draft_lens` has the number of draft tokens verified in the same steps.
-    `pooled_hidden` is [width].
+    `pooled_hidden` is [width]: the mean over the rows that `Request.pooled_hidden` names. None where there is no such
+    row (the output of a single token), and for a request that was aborted before its first token.
     """
 
     request_id: str

@@ -82,7 +82,8 @@ class Capabilities:
     `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
     `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
-    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
+    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off. `seeds_of_samples`:
+    "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or "unknown".
     """
 
     engine: str
@@ -94,6 +95,7 @@ class Capabilities:
     grey_box: bool = False
     drafts_with_prefill: bool = False
     drafts_within_cap: bool = False
+    seeds_of_samples: Literal["consecutive", "unknown"] = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

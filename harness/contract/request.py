@@ -123,9 +123,11 @@ class Action:
     """Something done to a running engine before its step `step`, counted as `Request.arrival_step` is. An engine claims
     an action by its name, among its features.
 
-    pause: no step is launched, and no request is lost, until resume. preempt: the running request `value` gives its
-    pages back and starts again later. reset_prefix_cache: forget what no running request holds. sleep: as pause, and
-    weights and KV are given up until wake. reload_target, reload_drafter: read the weights again, from the same files.
+    pause: no step is launched, and no request is lost, until resume. preempt: the running request `value` (its id and
+    sample, "id#index") gives its pages back and starts again later; no effect on one that is not running.
+    reset_prefix_cache: forget what no running request holds. sleep: as pause, and weights and KV are given up until
+    wake. reload_target, reload_drafter: read the weights again, from the same files; what other weights than those
+    have computed is not used any more. An action without meaning where it comes (wake without sleep) is a ValueError.
     set_num_steps: draft `value` tokens a step from now on (0 = none), at most as many as the engine was started with.
     """
 

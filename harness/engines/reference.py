@@ -37,8 +37,14 @@ from reference_engine.output import SpecStats
 from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
-_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
-_ACTIONS: frozenset[str] = frozenset()
+_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {
+    "return_hidden_states",
+    "pooled_hidden",
+    "abort_step",
+}
+_ACTIONS = frozenset(
+    {"pause", "resume", "preempt", "reset_prefix_cache", "reload_target", "reload_drafter", "sleep"}
+) | {"wake"}
 """Actions that `LLMEngine` has a method for, of the same name."""
 _UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
@@ -70,6 +76,7 @@ class ReferenceEngine:
             features=_FEATURES | _ACTIONS,
             ignore_eos="emit",
             grey_box=True,
+            seeds_of_samples="consecutive",
         )
 
     def run(
@@ -146,7 +153,7 @@ class ReferenceEngine:
     def refuse(self, request: Request) -> None:
         """Raises `Refused` when the engine could not run the request."""
         asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
-        for name in ("pooled_hidden", "num_speculative_tokens"):
+        for name in ("num_speculative_tokens",):
             asked.append((name, getattr(request, name)))
         for name, value in asked:
             if value not in (None, ()):
@@ -182,6 +189,7 @@ class ReferenceSession:
             request.prompt_token_ids,
             _sampling(request.sampling),
             return_hidden_states=request.return_hidden_states,
+            pooled_hidden=request.pooled_hidden,
         )
 
     def abort(self, request_id: str) -> None:
@@ -241,7 +249,9 @@ class _Recorder:
     def record(self, step: int, output: StepOutput, snapshots: bool) -> StepTrace:
         deltas = tuple(self._delta(delivered) for delivered in output.outputs)
         launch = output.launch
-        verify = [p for p in output.processed if p.result.batch.kind == "decode" and self.engine.drafter is not None]
+        verify = [
+            p for p in output.processed if p.result.batch.kind == "decode" and self.engine.config.spec is not None
+        ]
         return StepTrace(
             step=step,
             kind=output.kind,
@@ -303,8 +313,9 @@ class _Recorder:
             else tuple(row for delta in deltas for row in delta.logprobs),
             prompt_logprobs=prompt_logprobs,
             hidden_states=hidden,
-            accept_lens=final.accept_lens if self.engine.drafter is not None else None,
-            draft_lens=final.draft_lens if self.engine.drafter is not None else None,
+            pooled_hidden=final.pooled_hidden,
+            accept_lens=final.accept_lens if self.engine.config.spec is not None else None,
+            draft_lens=final.draft_lens if self.engine.config.spec is not None else None,
         )
 
 

@@ -27,6 +27,7 @@ from harness.invariants.finish import finish_1, finish_1_alone, finish_2, finish
 from harness.invariants.kv import kv_1, kv_1_poison
 from harness.invariants.logp import LOGP_TOLERANCE, logp_1
 from harness.invariants.memory import alias_2
+from harness.invariants.pooled import alias_1_pooled
 from harness.invariants.sched import sched_1, sched_2, sched_3
 from harness.invariants.scribble import Scribbler, alias_2_scribbled
 from harness.invariants.shape import shape_1, shape_2
@@ -45,6 +46,7 @@ __all__ = [
     "accept_2",
     "accept_2_drift",
     "alias_1",
+    "alias_1_pooled",
     "alias_2",
     "alias_2_scribbled",
     "applicable",

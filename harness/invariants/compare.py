@@ -49,9 +49,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One sample of one request in both runs. `cut` says that an abort may have cut either of them short."""
+    """One sample of one request in both runs (`twin` is the other's request). `cut` says that an abort may have cut
+    either of them short."""
 
     request: Request
+    twin: Request
     key: Key
     got: Completion
     right: Completion
@@ -87,7 +89,7 @@ def paired(
         compared += 1
         if key in mine and key in theirs:
             cut = request.abort_step is not None or twin.abort_step is not None
-            pairs.append(Pair(request, key, mine[key], theirs[key], cut))
+            pairs.append(Pair(request, twin, key, mine[key], theirs[key], cut))
     if compared == 0:
         raise Misuse(
             f"{arm}: no request to compare; both runs need a common one that is greedy (or seeded, where asked)"
@@ -125,7 +127,7 @@ def compare(invariant: str, pair: Pair, terms: Terms) -> list[Violation]:
         out += _lens(invariant, pair, terms)
     if terms.presence:
         out += _presence(invariant, pair, terms)
-    return out + compare_rows(invariant, pair, terms, shorter)
+    return out + _pooled(invariant, pair, terms) + compare_rows(invariant, pair, terms, shorter)
 
 
 _SCALARS: dict[str, Callable[[Completion], object]] = {
@@ -160,9 +162,25 @@ def _lens(invariant: str, pair: Pair, terms: Terms) -> list[Violation]:
     return out
 
 
+def _pooled(invariant: str, pair: Pair, terms: Terms) -> list[Violation]:
+    """The mean hidden row of two whole outputs, where both have it and pool the same rows."""
+    got, right = pair.got.pooled_hidden, pair.right.pooled_hidden
+    if got is None or right is None or pair.request.pooled_hidden != pair.twin.pooled_hidden:
+        return []
+    if got.shape != right.shape:
+        message = f"pooled hidden row differs in width from the {terms.arm}"
+        return [blame(invariant, pair.key, message, expected=tuple(right.shape), got=tuple(got.shape))]
+    error = float(row_errors(plain(got)[None], plain(right)[None])[0])
+    if error <= terms.row_tolerance:
+        return []
+    right_row, got_row = show_difference(right, got)
+    message = f"pooled hidden row differs from the {terms.arm} by {error:.3g}"
+    return [blame(invariant, pair.key, message, expected=right_row, got=got_row)]
+
+
 def _presence(invariant: str, pair: Pair, terms: Terms) -> list[Violation]:
     out = []
-    for name in ("logprobs", "prompt_logprobs", "hidden_states"):
+    for name in ("logprobs", "prompt_logprobs", "hidden_states", "pooled_hidden"):
         there = [getattr(done, name) is not None for done in (pair.right, pair.got)]
         if there[0] != there[1]:
             state = ["given" if yes else "not given" for yes in there]

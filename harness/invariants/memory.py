@@ -15,10 +15,11 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A delivered tensor: whose it is, which of its rows (the prefill block is entry 0), and where it lies."""
+    """A delivered tensor: whose it is, which of its rows (the prefill block is entry 0; None is the mean of rows), and
+    where it lies."""
 
     key: Key
-    entry: int
+    entry: int | None
     step: int | None
     facts: TensorFacts
 
@@ -52,6 +53,11 @@ def alias_2(run: Run) -> list[Violation]:
         for key, done in found.items()
         if done.hidden_states is not None
         for entry, tensor in enumerate([done.hidden_states.prefill, *done.hidden_states.decode])
+    ]
+    results += [
+        Result(key, None, None, TensorFacts.of(done.pooled_hidden))
+        for key, done in found.items()
+        if done.pooled_hidden is not None
     ]
     for key, parts in deltas.items():
         blocks, rows = 0, 0

@@ -47,6 +47,11 @@ class DrafterLane:
         """Whether the drafter has a checkpoint of its own."""
         return self.speculative and not self.scripted and not self.within_target
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights of the drafter, in whichever checkpoint."""
+        return self.loads_checkpoint or self.within_target
+
     def applies(self, invariant: str) -> bool:
         """Whether the invariant says anything about this drafter."""
         if invariant in NEEDS_AUX:

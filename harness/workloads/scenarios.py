@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.contract import Request, SamplingParams
@@ -104,7 +105,7 @@ def mixed_flags(vocabulary: Vocabulary, seed: int = 0) -> Batch:
         ({"logit_bias": ((vocabulary.ordinary[-1], 30.0),)}, False),
         ({"temperature": 1.0, "seed": 7}, False),
     ]
-    requests = tuple(
+    requests = [
         Request(
             request_id=f"q{i}",
             prompt_token_ids=prompts[i],
@@ -112,8 +113,10 @@ def mixed_flags(vocabulary: Vocabulary, seed: int = 0) -> Batch:
             return_hidden_states=hidden,
         )
         for i, (fields, hidden) in enumerate(flags)
-    )
-    return Batch(requests, k=3, changes=_setup(max_running=len(flags)))
+    ]
+    pooled = plain(vocabulary, (8,), (12,), seed, pooled_hidden="both")
+    requests += [replace(request, request_id=f"q{len(requests)}") for request in pooled]
+    return Batch(tuple(requests), k=3, changes=_setup(max_running=len(requests)))
 
 
 def overlap_buckets(vocabulary: Vocabulary, seed: int = 0) -> Batch:

@@ -77,9 +77,11 @@ class InputShadow:
 
 class Drafter(ABC):
     """`lookahead`: how many tokens after position p its KV row p depends on; part of the prefix-cache key.
-    `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows."""
+    `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows. `memory`: its attributes that
+    hold what requests left there; whatever else holds tensors holds weights."""
 
     lookahead: int = 0
+    memory: tuple[str, ...] = ("cache", "shadow")
     aux_layer_ids: tuple[int, ...] = ()
     num_forwards: int = 0
     shadow: InputShadow | None = None

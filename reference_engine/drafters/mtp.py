@@ -47,6 +47,8 @@ class MTPDrafter(FeatureDrafter):
     """With L layers in use, the rows of the last L - 1 committed positions were made from drafts. They are made again
     once the tokens are known, so the target rows of these positions are kept in `tail` [rows, L - 1, hidden]."""
 
+    memory = (*FeatureDrafter.memory, "tail")
+
     def __init__(self, config: EngineConfig, target: CausalLM, random: RandomSource, num_positions: int) -> None:
         assert config.spec is not None
         if config.spec.model is not None and config.spec.model != config.model:

@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 
 class Checkpoint:
-    """The tensors of one checkpoint folder. `take` hands out each once; `finish` refuses what nobody took.
+    """The tensors of one checkpoint folder. `take` hands out a copy of each, since what was read is mapped from the
+    file, which may be written to while the model runs; `finish` refuses what nobody took.
 
     Raises ValueError that names the tensor, its shape and what was expected.
     """
@@ -38,10 +39,10 @@ class Checkpoint:
             raise ValueError(f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
         self._taken.add(name)
         if integer:
-            return tensor.to(self._device, torch.long)
+            return tensor.to(self._device, torch.long, copy=True)
         if not tensor.isfinite().all():
             raise ValueError(f"{self.path}: tensor {name!r} holds NaN or infinite values; the checkpoint is damaged")
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self._device, self._dtype, copy=True)
 
     def take_optional(self, name: str, *shape: int) -> torch.Tensor | None:
         return self.take(name, *shape) if name in self else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
+from dataclasses import replace
 
-from harness.invariants import Scribbler, alias_1, alias_2, alias_2_scribbled
+import pytest
+from hypothesis import given, settings
+
+from harness.contract.request import PooledRows
+from harness.invariants import Scribbler, Violation, alias_1, alias_1_pooled, alias_2, alias_2_scribbled
 from harness.workloads.lane import Lane
 from harness.workloads.scenarios import (
     abort_storm,
@@ -50,3 +53,35 @@ def test_overwriting_a_result_changes_nothing_else(lane: Lane, make: MakeBatch) 
     scribbler = Scribbler()
     scribbled = lane.run_batch(batch, family=ROWS.family, on_step=scribbler)
     lane.check(alias_2_scribbled(lane.run_batch(batch, family=ROWS.family), scribbled, scribbler))
+
+
+def judge_means(lane: Lane, batch: Batch) -> list[Violation]:
+    """Run the batch with the mean of other rows for each request in turn; every other one shows its rows as well."""
+    lane.needs("pooled_hidden")
+    kinds: tuple[PooledRows, ...] = ("output", "both", "prompt")
+    requests = tuple(
+        replace(request, pooled_hidden=kinds[place % 3], return_hidden_states=place % 2 == 0)
+        for place, request in enumerate(batch.requests)
+    )
+    run = lane.run_batch(replace(batch, requests=requests), family=ROWS.family)
+    rows = lane.rows(ROWS.family)
+    return alias_1_pooled(run, rows) + alias_1(run, rows) + alias_2(run)
+
+
+@pytest.mark.invariant("ALIAS-1", "ALIAS-2")
+@settings(max_examples=max(1, settings().max_examples // 8))
+@given(batch=ROW_BATCH)
+def test_means_are_of_their_own_rows(lane: Lane, batch: Batch) -> None:
+    lane.check(judge_means(lane, batch))
+
+
+@pytest.mark.invariant("ALIAS-1", "ALIAS-2")
+def test_means_are_of_their_own_rows_in_scenarios(lane: Lane, thorough: bool, record_examples: RecordExamples) -> None:
+    """Blocks cut by the end of a request, preemption, chunks of the prompt; in the full tier prefixes and aborts."""
+    crowd = tiny_pool_preemption(ROWS)
+    batches = [replace(crowd, requests=crowd.requests[1::2], changes=(*crowd.changes, ("chunk_size", 5)))]
+    if thorough:
+        batches += [crowd, *(make(ROWS) for make in (short_prompts, warm_prefix, abort_storm, overlap_buckets))]
+    for batch in batches:
+        lane.check(judge_means(lane, batch))
+        record_examples(1)
