@@ -49,6 +49,7 @@ class SpecConfig(_FromDict):
     SGLang. With topk > 1 a tree is drafted (EAGLE-2): every step expands the topk best nodes by topk children and the
     num_draft_tokens - 1 best nodes of all are verified. `draft_sample_method` says how a sampled request's drafts are
     drawn: "greedy" (the argmax) or "probabilistic" (from the drafter's softmax at the request's temperature).
+    NGRAM looks up n-grams of `prompt_lookup_min` to `prompt_lookup_max` tokens (vLLM's names and defaults).
     """
 
     method: str
@@ -58,6 +59,8 @@ class SpecConfig(_FromDict):
     num_draft_tokens: int
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     script: Script | None = None
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")
@@ -80,6 +83,10 @@ class SpecConfig(_FromDict):
             "draft_sample_method",
             self.draft_sample_method,
             "a tree takes the drafter's best tokens, so it must be 'greedy' with topk > 1",
+        )
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        require(
+            1 <= shortest <= longest, "prompt_lookup_min", shortest, f"must lie in 1..prompt_lookup_max ({longest})"
         )
 
     @property

@@ -20,6 +20,8 @@ Script = Callable[[str, tuple[int, ...], int], Sequence[int]]
 class DrafterSetup:
     """Which drafter and how much it drafts. A chain of k is num_steps=k, topk=1, num_draft_tokens=k+1 (the root, i.e.
     the last committed token, counts as one draft token, as in SGLang).
+
+    `prompt_lookup_min` and `prompt_lookup_max` are the shortest and the longest n-gram that NGRAM looks up.
     """
 
     method: str
@@ -29,6 +31,8 @@ class DrafterSetup:
     num_draft_tokens: int
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     script: Script | None = None
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")

@@ -19,7 +19,7 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
+DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "NGRAM"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,8 @@ class Drafter(ABC):
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         """The k greedy chain drafts after the committed `tokens`, of which the last (the bonus token) has not been an
-        input of the target yet. Drafters that read hidden rows need at least two tokens, else ValueError."""
+        input of the target yet; fewer where the drafter has no more to say. Drafters that read hidden rows need at
+        least two tokens, else ValueError."""
 
     def accept_lens(
         self, prompt: Sequence[int], max_new_tokens: int, k: int, stop_token_ids: Collection[int] = ()

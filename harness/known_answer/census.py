@@ -99,7 +99,8 @@ class Alphabets:
     """`members[owner]` are the tokens of an owner, `owner[token]` its owner (None for EOS).
 
     `successors[token][kind]` is the pair of tokens of that kind that may follow. Which kind follows is told by
-    `calls[lagged token]`. The two of a pair call for different kinds, so the sequence of kinds never settles.
+    `calls[lagged token]`. The two of a pair call for different kinds, so the sequence of kinds never settles. No token
+    is its own successor, or with `stutter` each is, for its own kind.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -109,7 +110,7 @@ class Alphabets:
     successors: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
     @classmethod
-    def build(cls, owners: int, size: int, eos_token_id: int, seed: int) -> Alphabets:
+    def build(cls, owners: int, size: int, eos_token_id: int, seed: int, *, stutter: bool = False) -> Alphabets:
         """Deal the tokens out in turn, then lay a seeded regular graph over each alphabet: every token has as many
         predecessors as successors. `size` must be a multiple of 4 and 8 or more, else ValueError."""
         if size < 8 or size % 4:
@@ -124,7 +125,7 @@ class Alphabets:
             order = rng.sample(alphabet, size)
             for place, token in enumerate(order):
                 owner_of[token], kind[token], calls[token] = owner, place % 2, place // 2 % 2
-            for token, pairs in _regular_graph(order, rng).items():
+            for token, pairs in _regular_graph(order, rng, stutter).items():
                 successors[token] = pairs
         successors[eos_token_id] = successors[members[0][0]]
         return cls(members, tuple(owner_of), tuple(kind), tuple(calls), tuple(successors))
@@ -138,11 +139,15 @@ class Alphabets:
         return frozenset(self.successors[token][0] + self.successors[token][1])
 
 
-def _regular_graph(order: Sequence[int], rng: random.Random) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
+def _regular_graph(
+    order: Sequence[int], rng: random.Random, stutter: bool
+) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
     """Successor pairs of each token of one alphabet. `order[4 j + 2 call + kind]` is token j of its kind and call."""
     turns = len(order) // 4
-    # A step other than 0 within each group keeps a token from following itself.
+    # A step of 0 within its group lets a token follow itself.
     steps = {(here, there): rng.randrange(1, turns) for here in range(4) for there in range(4)}
+    if stutter:
+        steps |= {(here, here): 0 for here in range(4)}
     graph = {}
     for place, token in enumerate(order):
         turn, here = divmod(place, 4)
@@ -174,12 +179,14 @@ class CensusTarget(Target):
         style: Style = "llama",
         meaning: Sequence[int] | None = None,
         intermediate_size: int = 0,
+        stutter: bool = False,
     ) -> None:
         vocab_size = owners * alphabet_size + 1
         if vocab_size > 50:
             raise ValueError(f"owners={owners}, alphabet_size={alphabet_size}: at most 49 tokens besides EOS fit")
-        self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed)
+        self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed, stutter=stutter)
         self.layout, self.dtype, self.style, self.seed = Layout(vocab_size), dtype, style, seed
+        self.stutter = stutter
         self.meaning = tuple(meaning) if meaning is not None else tuple(range(vocab_size))
         rng = random.Random(seed + 1)
         self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers + 1))
@@ -213,6 +220,7 @@ class CensusTarget(Target):
             num_layers=1,
             seed=self.seed,
             meaning=meaning,
+            stutter=self.stutter,
         )
 
     def _weights(self) -> Weights:

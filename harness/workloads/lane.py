@@ -123,7 +123,7 @@ class Lane:
 
     def drafter(self, family: str = "walk", dtype: DType = "float32") -> Drafter:
         """Closed form of the lane's drafter."""
-        return known_family(family, dtype).drafters[self.spec.folder]
+        return known_family(family, dtype).drafter(self.spec.folder)
 
     def setup(
         self,

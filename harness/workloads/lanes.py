@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from harness.contract import DrafterSetup, EngineFactory, Script
 from harness.engines import engine_factory
 from harness.invariants.base import INVARIANTS
+from harness.known_answer.drafters.ngram import PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN
 
 AT_THE_DOOR = {
     "CONF-1": "every drafter x feature cell passes or is refused at start-up",
@@ -28,6 +31,9 @@ class DrafterLane:
     `folder` names the drafter of a known-answer family, which is its closed form, too. `scripted`: its drafts are
     given by a script, by default that closed form, and no checkpoint is loaded. `within_target`: the drafter's
     checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
+    `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either: what ACCEPT-2 says of
+    such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as ever.
+    `options`: further fields of `DrafterSetup`.
     """
 
     name: str
@@ -37,6 +43,8 @@ class DrafterLane:
     scripted: bool = False
     within_target: bool = False
     aux: bool = False
+    without_checkpoint: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def speculative(self) -> bool:
@@ -45,7 +53,12 @@ class DrafterLane:
     @property
     def loads_checkpoint(self) -> bool:
         """Whether the drafter has a checkpoint of its own."""
-        return self.speculative and not self.scripted and not self.within_target
+        return self.speculative and not (self.scripted or self.within_target or self.without_checkpoint)
+
+    @property
+    def may_equal_target(self) -> bool:
+        """Whether a family can hold a drafter that is always right."""
+        return self.speculative and not self.without_checkpoint
 
     def applies(self, invariant: str) -> bool:
         """Whether the invariant says anything about this drafter."""
@@ -67,6 +80,7 @@ class DrafterLane:
             topk=self.topk,
             num_draft_tokens=1 + self.topk * k,
             script=script,
+            **self.options,
         )
 
 
@@ -80,6 +94,13 @@ LANES = {
         DrafterLane(name="MTP", method="MTP", folder="mtp", within_target=True),
         DrafterLane(name="EAGLE-tree", method="EAGLE", folder="eagle", topk=2),
         DrafterLane(name="CUSTOM", method="CUSTOM", folder="standalone", scripted=True),
+        DrafterLane(
+            name="NGRAM",
+            method="NGRAM",
+            folder="ngram",
+            without_checkpoint=True,
+            options={"prompt_lookup_min": PROMPT_LOOKUP_MIN, "prompt_lookup_max": PROMPT_LOOKUP_MAX},
+        ),
     )
 }
 
