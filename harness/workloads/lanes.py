@@ -31,9 +31,9 @@ class DrafterLane:
     `folder` names the drafter of a known-answer family, which is its closed form, too. `scripted`: its drafts are
     given by a script, by default that closed form, and no checkpoint is loaded. `within_target`: the drafter's
     checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
-    `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either: what ACCEPT-2 says of
-    such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as ever.
-    `options`: further fields of `DrafterSetup`.
+    `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either. What ACCEPT-2 says
+    of such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as
+    ever. `options`: further fields of `DrafterSetup`.
     """
 
     name: str

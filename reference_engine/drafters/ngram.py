@@ -1,8 +1,8 @@
 """NGRAM: prompt lookup (Saxena 2023). Drafts are what followed the last tokens when they came up before; no model.
 
 Semantics of vLLM's `ngram` (transformers' prompt lookup is the same with prompt_lookup_min=1): of the n-grams that end
-the committed tokens, the longest with prompt_lookup_min <= n <= prompt_lookup_max that occurs earlier counts, and of its
-occurrences, which may overlap the end, the first. Up to k tokens that followed it are drafted, none past the end.
+the committed tokens, the longest with prompt_lookup_min <= n <= prompt_lookup_max that occurs earlier counts, and of
+its occurrences, which may overlap the end, the first. Up to k tokens that followed it are drafted, none past the end.
 """
 
 from __future__ import annotations

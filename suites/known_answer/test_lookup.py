@@ -1,4 +1,4 @@
-"""Drafters without a checkpoint: their closed forms by hand, and that the workloads make them right, wrong and silent."""
+"""Drafters without a checkpoint: their closed forms by hand, and workloads that make them right, wrong and silent."""
 
 from __future__ import annotations
 
