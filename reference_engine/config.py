@@ -50,6 +50,7 @@ class SpecConfig(_FromDict):
     num_draft_tokens - 1 best nodes of all are verified. `draft_sample_method` says how a sampled request's drafts are
     drawn: "greedy" (the argmax) or "probabilistic" (from the drafter's softmax at the request's temperature).
     NGRAM looks up n-grams of `prompt_lookup_min` to `prompt_lookup_max` tokens (vLLM's names and defaults).
+    EXTRACT_HIDDEN_STATES keeps the residual stream that enters the layers `aux_layer_ids`, in this order.
     """
 
     method: str
@@ -61,6 +62,7 @@ class SpecConfig(_FromDict):
     script: Script | None = None
     prompt_lookup_min: int = 5
     prompt_lookup_max: int = 5
+    aux_layer_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")

@@ -71,7 +71,9 @@ class LLMEngine:
         self.scheduler = Scheduler(config, self.allocator, self.pool)
         self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
         self.detokenizer = Detokenizer(config.model)
-        self.processor = OutputProcessor(self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1)
+        self.processor = OutputProcessor(
+            self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1, self._layer_states
+        )
         self._in_flight: StepResult | None = None
         self._step: StepOutput = StepOutput()
         self._arrivals = itertools.count()
@@ -173,6 +175,13 @@ class LLMEngine:
             siblings = self._live.get(request.request_id, [])
             if all(sibling.finished and not sibling.pending for sibling in siblings):
                 self._live.pop(request.request_id, None)
+
+    def _layer_states(self, request: RequestState) -> torch.Tensor | None:
+        """What the drafter keeps of all tokens but the last; None where they were not all computed, or are gone."""
+        num_rows = request.num_tokens - 1
+        if self.drafter is None or request.row < 0 or request.num_final < num_rows:
+            return None
+        return self.drafter.layer_states(request.pages, num_rows)
 
     def _poison(self, pages: Iterable[int]) -> None:
         if self.config.poison:

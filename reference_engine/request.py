@@ -174,7 +174,8 @@ class RequestOutput:
 
     `prefill_hidden` [prompt_len, width] comes once, with the first token; `decode_hidden` rows are [width], each in
     storage of its own. `num_output_tokens` counts all so far. `finish_reason`, `text`, `accept_lens`, `draft_lens` and
-    `prompt_logprobs` come with the last one.
+    `prompt_logprobs` come with the last one, as do `layer_states` [tokens - 1, layers, width] of prompt and output
+    where the drafter keeps them and all of these tokens had been an input.
     """
 
     request_id: str
@@ -190,3 +191,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     accept_lens: tuple[int, ...] = ()
     draft_lens: tuple[int, ...] = ()
+    layer_states: torch.Tensor | None = None

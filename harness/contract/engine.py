@@ -22,6 +22,8 @@ class DrafterSetup:
     the last committed token, counts as one draft token, as in SGLang).
 
     `prompt_lookup_min` and `prompt_lookup_max` are the shortest and the longest n-gram that NGRAM looks up.
+    `aux_layer_ids` are the layers of `Completion.layer_states`, for EXTRACT_HIDDEN_STATES: i = the residual stream that
+    enters layer i, the number of layers = the one that leaves the last.
     """
 
     method: str
@@ -33,6 +35,7 @@ class DrafterSetup:
     script: Script | None = None
     prompt_lookup_min: int = 5
     prompt_lookup_max: int = 5
+    aux_layer_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")

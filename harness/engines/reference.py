@@ -263,6 +263,7 @@ class _Recorder:
             hidden_states=hidden,
             accept_lens=final.accept_lens if self.engine.drafter is not None else None,
             draft_lens=final.draft_lens if self.engine.drafter is not None else None,
+            layer_states=final.layer_states,
         )
 
 

@@ -19,7 +19,7 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "NGRAM"]
+DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "NGRAM", "EXTRACT_HIDDEN_STATES"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,14 @@ class Target(ABC):
     @abstractmethod
     def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         """Final-norm output at every position of `tokens`, float64 [n, hidden_size]."""
+
+    def entering(self, tokens: Sequence[int], layer: int) -> torch.Tensor:
+        """Residual stream that enters a layer (their number: that leaves the last), float64 [n, hidden_size]."""
+        raise NotImplementedError(f"{type(self).__name__} has no closed form of what enters layer {layer}")
+
+    def layer_states(self, tokens: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
+        """`entering` for several layers at every position of `tokens`, float64 [n, layers, hidden_size]."""
+        return torch.stack([self.entering(tokens, layer) for layer in layers], dim=1)
 
     @abstractmethod
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:

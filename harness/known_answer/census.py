@@ -264,8 +264,8 @@ class CensusTarget(Target):
             for token, (before, after) in enumerate(moves)
         ]
 
-    def _final_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
-        """Final-norm row of the last token, float64 [hidden_size]; `counts` are those of `tokens`."""
+    def _leaving(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
+        """Row of the last token behind the last layer, float64 [hidden_size]; `counts` are those of `tokens`."""
         row, layout, token = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout, tokens[-1]
         row[layout.current + token] = 1.0
         row[layout.code + self.codes[-2][token]] = 1.0
@@ -277,27 +277,36 @@ class CensusTarget(Target):
         moved = self._scale(row).square()
         row[layout.code + self.codes[-2][token]] -= moved
         row[layout.code + self.codes[-1][token]] += moved
-        return row * self._scale(row)
+        return row
 
     def _scale(self, row: torch.Tensor) -> torch.Tensor:
         """What a norm multiplies the row by: 1 for a squared norm of SQUARED_NORM."""
         return self._norm * (row.square().mean() + blocks.RMS_NORM_EPS).rsqrt()
 
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        logits: torch.Tensor = self.head @ self._final_row(tokens, Counter(tokens))
+        row = self._leaving(tokens, Counter(tokens))
+        logits: torch.Tensor = self.head @ (row * self._scale(row))
         return logits.log_softmax(0)
 
     def next_token(self, tokens: Sequence[int]) -> int:
         """The rule that the weights embody; the tests hold it against `logprobs`."""
         return self.alphabets.choose(self.meaning[tokens[-1]], tokens[max(0, len(tokens) - 1 - LAG)], tokens)
 
-    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+    def entering(self, tokens: Sequence[int], layer: int) -> torch.Tensor:
+        rows = torch.zeros(len(tokens), HIDDEN_SIZE, dtype=torch.float64)
         counts: Counter[int] = Counter()
-        rows = []
         for place, token in enumerate(tokens):
             counts[token] += 1
-            rows.append(self._final_row(tokens[: place + 1], counts))
-        return torch.stack(rows)
+            if layer == self.shape.num_layers:
+                rows[place] = self._leaving(tokens[: place + 1], counts)
+            else:
+                rows[place, self.layout.current + token] = 1.0
+                rows[place, self.layout.code + self.codes[layer][token]] = 1.0
+                rows[place, list(self.layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        return rows
+
+    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.stack([row * self._scale(row) for row in self.entering(tokens, self.shape.num_layers)])
 
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:
         """The constants of the row give its scale; the histogram is read in counts over `position + 1` tokens. What

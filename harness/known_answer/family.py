@@ -12,6 +12,7 @@ from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
 from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
+from harness.known_answer.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
 from harness.known_answer.drafters.ngram import NgramDrafter
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -24,7 +25,10 @@ WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
 """Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
 OUTSIDE_DRAFT_VOCAB = 8
 """One token in so many is missing from the reduced draft vocabulary of EAGLE3; never id 0 or the last."""
-WITHOUT_CHECKPOINT: Mapping[str, Callable[[Target], Drafter]] = {"ngram": NgramDrafter}
+WITHOUT_CHECKPOINT: Mapping[str, Callable[[Target], Drafter]] = {
+    "ngram": NgramDrafter,
+    "extract_hidden_states": ExtractHiddenStatesDrafter,
+}
 """Drafters that any target has: they load nothing."""
 
 

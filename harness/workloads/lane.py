@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +120,11 @@ class Lane:
     def rows(self, family: str) -> Callable[[tuple[int, ...]], torch.Tensor]:
         """The true hidden rows of any token sequence."""
         return partial(hidden_rows, self.target(family))
+
+    def layer_states(self, family: str) -> Callable[[tuple[int, ...]], torch.Tensor]:
+        """The true residual streams of the layers that this lane's drafter keeps, of any token sequence."""
+        target, layers = self.target(family), self.spec.options["aux_layer_ids"]
+        return cache(lambda tokens: target.layer_states(tokens, layers))
 
     def drafter(self, family: str = "walk", dtype: DType = "float32") -> Drafter:
         """Closed form of the lane's drafter."""

@@ -11,6 +11,7 @@ from typing import Any
 from harness.contract import DrafterSetup, EngineFactory, Script
 from harness.engines import engine_factory
 from harness.invariants.base import INVARIANTS
+from harness.known_answer.drafters.extract_hidden_states import AUX_LAYER_IDS
 from harness.known_answer.drafters.ngram import PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN
 
 AT_THE_DOOR = {
@@ -33,7 +34,7 @@ class DrafterLane:
     checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
     `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either. What ACCEPT-2 says
     of such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as
-    ever. `options`: further fields of `DrafterSetup`.
+    ever. `max_k`: the longest chain that there is. `options`: further fields of `DrafterSetup`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class DrafterLane:
     within_target: bool = False
     aux: bool = False
     without_checkpoint: bool = False
+    max_k: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,6 +56,11 @@ class DrafterLane:
     def loads_checkpoint(self) -> bool:
         """Whether the drafter has a checkpoint of its own."""
         return self.speculative and not (self.scripted or self.within_target or self.without_checkpoint)
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether completions come with `layer_states`."""
+        return "aux_layer_ids" in self.options
 
     @property
     def may_equal_target(self) -> bool:
@@ -73,6 +80,7 @@ class DrafterLane:
         """k drafts in a chain; or a tree, k deep, of `topk * k` nodes: fewer than it could have, so some are cut."""
         if self.method is None:
             return None
+        k = k if self.max_k is None else min(k, self.max_k)
         return DrafterSetup(
             method=self.method,
             model=family / self.folder if self.loads_checkpoint else None,
@@ -100,6 +108,15 @@ LANES = {
             folder="ngram",
             without_checkpoint=True,
             options={"prompt_lookup_min": PROMPT_LOOKUP_MIN, "prompt_lookup_max": PROMPT_LOOKUP_MAX},
+        ),
+        DrafterLane(
+            name="EXTRACT_HIDDEN_STATES",
+            method="EXTRACT_HIDDEN_STATES",
+            folder="extract_hidden_states",
+            aux=True,
+            without_checkpoint=True,
+            max_k=1,
+            options={"aux_layer_ids": AUX_LAYER_IDS},
         ),
     )
 }

@@ -9,6 +9,7 @@ from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
+from reference_engine.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
 from reference_engine.drafters.mtp import MTPDrafter
 from reference_engine.drafters.ngram import NgramDrafter
 from reference_engine.drafters.standalone import StandaloneDrafter
@@ -21,6 +22,7 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "EAGLE3": Eagle3Drafter,
     "MTP": MTPDrafter,
     "NGRAM": NgramDrafter,
+    "EXTRACT_HIDDEN_STATES": ExtractHiddenStatesDrafter,
     "CUSTOM": CustomDrafter,
 }
 

@@ -8,7 +8,7 @@ drafts left there), then drafts from the token that was sampled last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -95,6 +95,11 @@ class Drafter(ABC):
     def poison(self, pages: Iterable[int]) -> None:
         for cache in self.caches():
             cache.poison(pages)
+
+    def layer_states(self, pages: Sequence[int], num_rows: int) -> torch.Tensor | None:
+        """Rows [num_rows, layers, hidden] of a request that holds `pages`, for the user; None: it keeps none."""
+        del pages, num_rows
+        return None
 
 
 @dataclass(slots=True)
