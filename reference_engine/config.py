@@ -67,7 +67,7 @@ class SpecConfig(_FromDict):
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")
         require(self.topk >= 1, "topk", self.topk, "must be at least 1")
-        most = self.topk + (self.num_steps - 1) * self.topk**2 + 1
+        most = self.num_nodes(self.num_steps) + 1
         if self.topk == 1:
             mend = f"must be num_steps + 1 = {self.num_steps + 1} for a chain (topk=1)"
             require(self.num_draft_tokens == self.num_steps + 1, "num_draft_tokens", self.num_draft_tokens, mend)
@@ -90,6 +90,14 @@ class SpecConfig(_FromDict):
         require(
             1 <= shortest <= longest, "prompt_lookup_min", shortest, f"must lie in 1..prompt_lookup_max ({longest})"
         )
+
+    def num_nodes(self, num_steps: int) -> int:
+        """All that a tree (or chain) of so many steps grows, the root left out."""
+        return self.topk + (num_steps - 1) * self.topk**2 if num_steps else 0
+
+    def num_drafts(self, num_steps: int) -> int:
+        """Draft tokens that are verified after so many of the steps."""
+        return min(self.num_draft_tokens - 1, self.num_nodes(num_steps))
 
     @property
     def max_accept_len(self) -> int:

@@ -70,6 +70,7 @@ class LLMEngine:
         )
         self.scheduler = Scheduler(config, self.allocator, self.pool)
         self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
+        self.set_num_steps(config.spec.num_steps if config.spec else 0)
         self.detokenizer = Detokenizer(config.model)
         self.processor = OutputProcessor(
             self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1, self._layer_states
@@ -95,10 +96,14 @@ class LLMEngine:
         *,
         return_hidden_states: bool = False,
         committed_token_ids: Sequence[int] = (),
+        num_speculative_tokens: int | None = None,
     ) -> None:
-        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption)."""
+        """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption);
+        `num_speculative_tokens` is the most that is drafted for it in a step, 0 = nothing."""
         sampling = sampling or SamplingParams()
         self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
+        limit = num_speculative_tokens
+        require(limit is None or limit >= 0, "num_speculative_tokens", limit, "must be None (no limit) or >= 0")
         states = []
         for index in range(sampling.n):
             arrival = next(self._arrivals)
@@ -110,9 +115,17 @@ class LLMEngine:
             )
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
+            state.num_speculative_tokens = limit
             states.append(state)
         self._live[request_id] = states
         self.scheduler.waiting.extend(states)
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Draft so many steps from the next launch on, 0 = nothing: fewer tokens, or a shallower tree."""
+        most = self.config.spec.num_steps if self.config.spec else 0
+        mend = f"must lie in 0..{most}, the num_steps that the engine was started with"
+        require(0 <= num_steps <= most, "num_steps", num_steps, mend)
+        self.runner.num_steps = num_steps
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has so far is delivered with the next step. Unknown and finished ids are fine."""
@@ -147,11 +160,13 @@ class LLMEngine:
         return step
 
     def _mark_launched(self, batch: Batch) -> None:
+        if batch.kind == "decode":
+            batch.width = self.runner.window_width(batch)
         for index, request in enumerate(batch.requests):
             request.pending += 1
             if batch.emits(index):
                 request.pending_emits += 1
-                request.pending_tokens += 1 if batch.kind == "extend" else self.config.max_accept_len
+                request.pending_tokens += min(batch.width, self.config.max_accept_len)
 
     def _drain(self) -> None:
         if self._in_flight is not None:

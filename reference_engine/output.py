@@ -72,6 +72,7 @@ class OutputProcessor:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.detokenizer = detokenizer
         self.layer_states = layer_states
+        self.speculative = num_steps > 0
         self.stats = SpecStats(accepted_per_position=[0] * num_steps)
 
     @torch.inference_mode(False)  # what is delivered are ordinary tensors, the user's to write to
@@ -80,7 +81,7 @@ class OutputProcessor:
         emitted, counts = result.emitted.tolist(), result.counts.tolist()
         paths = None if result.accept_index is None else result.accept_index.tolist()
         draft_lens = None
-        if result.draft_tokens is not None and result.draft_tokens.shape[1] > 0:
+        if result.draft_tokens is not None and self.speculative:
             draft_lens = (result.draft_tokens >= 0).sum(1).tolist()
         outputs = []
         for index, request in enumerate(batch.requests):

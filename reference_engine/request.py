@@ -87,6 +87,8 @@ class RequestState:
     `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose target KV has been
     launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose results were not
     processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that they can add.
+    `num_speculative_tokens` is the most that may be drafted for it in a step (None: no limit of its own), `num_drafts`
+    the most that the last launch can have drafted.
     """
 
     request_id: str
@@ -115,6 +117,8 @@ class RequestState:
     accept_lens: list[int] = field(default_factory=list)
     draft_lens: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    num_speculative_tokens: int | None = None
+    num_drafts: int = 0
 
     @property
     def owner(self) -> str:

@@ -90,6 +90,7 @@ class Capabilities:
     `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
     carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
+    `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
     """
 
     engine: str
@@ -101,6 +102,7 @@ class Capabilities:
     grey_box: bool = False
     drafts_with_prefill: bool = False
     drafts_within_cap: bool = False
+    drafts_within_context: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,15 @@ class Run:
 
     def request(self, request_id: str) -> Request:
         return next(request for request in self.requests if request.request_id == request_id)
+
+    def num_steps_at(self, step: int) -> int:
+        """Drafting steps that were set when a step ran: those of the set-up, or of the last `set_num_steps`."""
+        set_ = [action for action in self.actions if action.name == "set_num_steps" and action.step <= step]
+        if set_:
+            last = max(set_, key=lambda action: action.step).value
+            assert isinstance(last, int)
+            return last
+        return self.setup.drafter.num_steps if self.setup.drafter is not None else 0
 
 
 OnStep = Callable[[StepTrace], None]

@@ -36,8 +36,12 @@ from reference_engine.output import SpecStats
 from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
-_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
-_ACTIONS: frozenset[str] = frozenset()
+_FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {
+    "return_hidden_states",
+    "abort_step",
+    "num_speculative_tokens",
+}
+_ACTIONS: frozenset[str] = frozenset({"set_num_steps"})
 """Actions that `LLMEngine` has a method for, of the same name."""
 _UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
@@ -69,6 +73,7 @@ class ReferenceEngine:
             features=_FEATURES | _ACTIONS,
             ignore_eos="emit",
             grey_box=True,
+            drafts_within_context=True,
         )
 
     def run(
@@ -149,7 +154,7 @@ class ReferenceEngine:
 
     def _refuse(self, request: Request) -> None:
         asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
-        for name in ("pooled_hidden", "num_speculative_tokens"):
+        for name in ("pooled_hidden",):
             asked.append((name, getattr(request, name)))
         for name, value in asked:
             if value not in (None, ()):
@@ -169,6 +174,7 @@ class ReferenceEngine:
             request.prompt_token_ids,
             _sampling(request.sampling),
             return_hidden_states=request.return_hidden_states,
+            num_speculative_tokens=request.num_speculative_tokens,
         )
 
 

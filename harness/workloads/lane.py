@@ -151,8 +151,14 @@ class Lane:
     @contextmanager
     def start(self, **setup: Any) -> Iterator[Engine]:
         """A fresh engine, closed at the end."""
+        with self.start_setup(self.setup(**setup)) as engine:
+            yield engine
+
+    @contextmanager
+    def start_setup(self, setup: EngineSetup) -> Iterator[Engine]:
+        """A fresh engine of a set-up that keywords do not tell, such as one with a checkpoint of its own."""
         with self._refusing():
-            engine = self._factory.start(self.setup(**setup))
+            engine = self._factory.start(setup)
         try:
             yield engine
         finally:

@@ -110,7 +110,7 @@ LANES = {
             options={"prompt_lookup_min": PROMPT_LOOKUP_MIN, "prompt_lookup_max": PROMPT_LOOKUP_MAX},
         ),
         DrafterLane(
-            name="EXTRACT_HIDDEN_STATES",
+            name="EXTRACT",
             method="EXTRACT_HIDDEN_STATES",
             folder="extract_hidden_states",
             aux=True,

@@ -49,7 +49,8 @@ class ExtractHiddenStatesDrafter(Drafter):
         self.states.write(inputs.block_table, positions, inputs.hidden, columns < inputs.num_rows[:, None])
         sampled, backup = inputs.sampled_token_ids, inputs.backup_token_ids
         last, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=self.backend)
-        return Proposal(last.masked_fill(inputs.discard, PLACEHOLDER)[:, None])
+        drafts = last.masked_fill(inputs.discard, PLACEHOLDER)[:, None]
+        return Proposal(drafts if inputs.num_drafts else torch.empty_like(drafts[:, :0]))
 
     def layer_states(self, pages: Sequence[int], num_rows: int) -> torch.Tensor:
         return self.states.read(pages, num_rows).view(num_rows, len(self.aux_layer_ids), self.hidden_size)

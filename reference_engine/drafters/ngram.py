@@ -32,7 +32,7 @@ class NgramDrafter(Drafter):
     def propose(self, inputs: ProposeInputs) -> Proposal:
         spec, history = self.spec, inputs.history[inputs.rows]
         window = (spec.prompt_lookup_min, spec.prompt_lookup_max)
-        drafts = look_up(history, inputs.seq_lens, *window, spec.num_draft_tokens - 1)
+        drafts = look_up(history, inputs.seq_lens, *window, inputs.num_drafts)
         return Proposal(drafts.masked_fill(inputs.discard[:, None], PLACEHOLDER))
 
 

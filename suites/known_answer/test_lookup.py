@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 
 from harness.contract import Capabilities
@@ -39,7 +41,7 @@ def test_repeats_are_drafted_right_wrong_and_not_at_all(k: int) -> None:
     for family in ("walk", "census-stutter"):
         drafter = known_family(family).drafter("ngram")
         runs = [
-            verify_steps(drafter, request.prompt_token_ids, request.sampling.max_new_tokens, k, CLAIMS)
+            verify_steps(drafter, request.prompt_token_ids, request.sampling.max_new_tokens, repeat(k), CLAIMS)
             for request in repeats(vocabulary(family)).requests
         ]
         assert any(len({step.accept_len for step in together}) > 1 for together in zip(*runs, strict=False))

@@ -13,7 +13,7 @@ from harness.invariants import alias_1_layers, check
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask, run
 
-LANE, FAMILY = "EXTRACT_HIDDEN_STATES", "census-stutter"
+LANE, FAMILY = "EXTRACT", "census-stutter"
 
 
 @pytest.mark.parametrize(
