@@ -24,15 +24,17 @@ from harness.invariants import (
     state_1,
 )
 from harness.workloads.acceptance import deserved, deserved_drafts
+from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.lanes import LANES
-from harness.workloads.scenarios import plain, ragged_five
+from harness.workloads.scenarios import one_token, plain
+from harness.workloads.vocabulary import Vocabulary
 from suites.conformance.arrange import ROWS, WALK
 
 SPECULATIVE = [name for name, spec in LANES.items() if spec.speculative]
 CHAINS = [name for name in SPECULATIVE if LANES[name].topk == 1]
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
-K = 4
+K, ARRIVAL = 4, 3
 LIMIT = 20
 """Positions that a drafter has whose context ends before that of its target."""
 
@@ -46,12 +48,18 @@ def changing(lane: Lane, *changes: tuple[int, int]) -> tuple[Action, ...]:
 
 
 def down_and_up(lane: Lane) -> tuple[Action, ...]:
-    """Shorter, none at all for a while, everything again, and one."""
-    return changing(lane, (2, 1), (3, 0), (6, K), (9, 2), (10, 0), (11, 1))
+    """Shorter, none, all while a request arrives among those without drafts, none for a while, and so on."""
+    return changing(lane, (1, 1), (2, 0), (ARRIVAL, K), (5, 0), (7, 2), (8, 1))
 
 
-def bare(words: Any) -> tuple[Request, ...]:
-    return tuple(replace(request, return_hidden_states=False) for request in ragged_five(words).requests)
+def bare(words: Vocabulary) -> tuple[Request, ...]:
+    requests = plain(words, (1, 2, 5, 11, 21), (14, 11, 16, 13, 12))
+    return (*requests[:-1], replace(requests[-1], arrival_step=ARRIVAL))
+
+
+def words_of(lane: Lane, suffix: str = "") -> Vocabulary:
+    """Which nodes a tree keeps hangs on probabilities, some of which are exactly equal in the more telling family."""
+    return vocabulary((ROWS if lane.spec.name in CHAINS else WALK).family + suffix)
 
 
 def deserves(lane: Lane, run: Run, family: str, max_tokens: int | None = None) -> list[Violation]:
@@ -64,8 +72,7 @@ def deserves(lane: Lane, run: Run, family: str, max_tokens: int | None = None) -
 @pytest.mark.parametrize("overlap", [False, True])
 def test_steps_that_change(lane: Lane, overlap: bool) -> None:
     lane.grey_box()
-    # Which nodes a tree keeps hangs on probabilities, some of which are exactly equal in the other family.
-    words = ROWS if lane.spec.name in CHAINS else WALK
+    words = words_of(lane)
     requests = bare(words)
     setup = {"family": words.family, "k": K, "overlap": overlap, "page_size": 4}
     run = lane.run(requests, actions=down_and_up(lane), **setup)
@@ -77,16 +84,22 @@ def test_steps_that_change(lane: Lane, overlap: bool) -> None:
 
 @pytest.mark.invariant("ACCEPT-2")
 def test_acceptance_is_the_same_after_steps_without_drafts(lane: Lane) -> None:
-    """Before, during and after, on one engine: blocks that begin at the same token are accepted alike."""
+    """Before, during and after, on one engine. The drafter is always right, so that k + 1 steps without drafts are as
+    long as one block, and blocks begin at the same tokens again."""
     lane.grey_box()
     lane.needs("set_num_steps")
-    words = ROWS if lane.spec.name in CHAINS else WALK
-    requests, bound = bare(words), step_bound(bare(words))
-    with lane.start(family=words.family, k=K, page_size=4) as engine:
-        before = engine.run(requests, max_steps=bound)
-        during = engine.run(requests, actions=changing(lane, (2, 0), (5, K)), max_steps=bound)
-        after = engine.run(requests, max_steps=bound)
-    lane.check(accept_2_drift([before, during], by_position=True) + accept_2_drift([before, after]))
+    k = lane.spec.max_k or K
+    words = words_of(lane, "-perfect") if lane.spec.may_equal_target else WALK
+    requests = plain(words, (3, 7), (5 * k + 8, 5 * k + 6))
+    if not lane.spec.may_equal_target:
+        lane.needs("logit_bias")
+        requests = one_token(words, k).requests[-2:]
+    pause = changing(lane, (2, 0), (2 + k + 1, K))
+    with lane.start(family=words.family, k=k, page_size=4) as engine:
+        runs = [engine.run(requests, actions=actions, max_steps=step_bound(requests)) for actions in ((), pause, ())]
+    lane.check(accept_2_drift(runs[:2], by_position=True) + accept_2_drift([runs[0], runs[2]]))
+    silent = [step.step for step in runs[1].steps if step.verify is not None and step.verify.num_draft_tokens == 1]
+    assert silent == list(range(3, 3 + k + 1)) < [runs[1].steps[-1].step], "nothing was drafted after the pause"
 
 
 @pytest.mark.invariant("STATE-1")
@@ -103,7 +116,7 @@ def test_state_after_steps_without_drafts(lane: Lane) -> None:
 def test_limits_of_requests(lane: Lane) -> None:
     """One that may have no drafts, one with a few, and neighbours with all of them, in padded batches."""
     lane.needs("num_speculative_tokens")
-    words = ROWS if lane.spec.name in CHAINS else WALK
+    words = words_of(lane)
     limits = (0, 1, None, 2, 9)
     requests = tuple(replace(r, num_speculative_tokens=most) for r, most in zip(bare(words), limits, strict=True))
     setup: dict[str, Any] = {"family": words.family, "k": K, "batch_buckets": (8,)}
@@ -142,7 +155,7 @@ def shortened(drafter: DrafterSetup | None, folder: Path) -> DrafterSetup:
 def test_past_the_end_of_the_drafters_context(lane: Lane, overlap: bool, tmp_path: Path) -> None:
     """Requests go on without drafts where the drafter's positions end, among neighbours that have some left."""
     lane.grey_box()
-    words = ROWS if lane.spec.name in CHAINS else WALK
+    words = words_of(lane)
     requests = plain(words, (LIMIT - 9, 2, LIMIT + 3, LIMIT - 1), (14, 9, 6, 4))
     plainest = lane.setup(family=words.family, k=K, overlap=overlap, chunk_size=8, snapshots=True)
     setup = replace(plainest, drafter=shortened(plainest.drafter, tmp_path / "short"))
