@@ -14,7 +14,8 @@ from reference_engine.sampling.logprobs import LogprobTensors
 @dataclass(slots=True)
 class Batch:
     """One launch. An extend batch computes `chunk_lens[i]` prompt tokens from `starts[i]` on; a decode batch verifies
-    every request's drafts. `samples[i]`: this chunk ends the prefill of a request that has no output yet."""
+    every request's drafts, in windows of `width` tokens each, the last committed one included. `samples[i]`: this chunk
+    ends the prefill of a request that has no output yet."""
 
     kind: Literal["extend", "decode"]
     requests: list[RequestState]
@@ -23,6 +24,7 @@ class Batch:
     samples: list[bool] = field(default_factory=list)
     ends_prefill: list[bool] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    width: int = 1
 
     def emits(self, index: int) -> bool:
         """Whether this launch adds tokens to its index-th request."""
@@ -34,8 +36,8 @@ class StepResult:
     """Tensors of one launch, still on the device; rows follow `batch.requests`, padding rows after them.
 
     emitted [N, w] int64 (-1 padded) and counts [N]; hidden [N * Q, width] strided: Q rows a request; accept_index
-    [N, w]: which of these rows predicted which emitted token (decode only); draft_tokens [N, num_draft_tokens - 1] that
-    were verified. `logprobs` over emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
+    [N, w]: which of these rows predicted which emitted token (decode only); draft_tokens [N, batch.width - 1] that were
+    verified. `logprobs` over emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
     """
 
     batch: Batch

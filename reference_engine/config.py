@@ -49,6 +49,8 @@ class SpecConfig(_FromDict):
     SGLang. With topk > 1 a tree is drafted (EAGLE-2): every step expands the topk best nodes by topk children and the
     num_draft_tokens - 1 best nodes of all are verified. `draft_sample_method` says how a sampled request's drafts are
     drawn: "greedy" (the argmax) or "probabilistic" (from the drafter's softmax at the request's temperature).
+    NGRAM looks up n-grams of `prompt_lookup_min` to `prompt_lookup_max` tokens (vLLM's names and defaults).
+    EXTRACT_HIDDEN_STATES keeps the residual stream that enters the layers `aux_layer_ids`, in this order.
     """
 
     method: str
@@ -58,11 +60,14 @@ class SpecConfig(_FromDict):
     num_draft_tokens: int
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     script: Script | None = None
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    aux_layer_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")
         require(self.topk >= 1, "topk", self.topk, "must be at least 1")
-        most = self.topk + (self.num_steps - 1) * self.topk**2 + 1
+        most = self.num_nodes(self.num_steps) + 1
         if self.topk == 1:
             mend = f"must be num_steps + 1 = {self.num_steps + 1} for a chain (topk=1)"
             require(self.num_draft_tokens == self.num_steps + 1, "num_draft_tokens", self.num_draft_tokens, mend)
@@ -81,6 +86,18 @@ class SpecConfig(_FromDict):
             self.draft_sample_method,
             "a tree takes the drafter's best tokens, so it must be 'greedy' with topk > 1",
         )
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        require(
+            1 <= shortest <= longest, "prompt_lookup_min", shortest, f"must lie in 1..prompt_lookup_max ({longest})"
+        )
+
+    def num_nodes(self, num_steps: int) -> int:
+        """All that a tree (or chain) of so many steps grows, the root left out."""
+        return self.topk + (num_steps - 1) * self.topk**2 if num_steps else 0
+
+    def num_drafts(self, num_steps: int) -> int:
+        """Draft tokens that are verified after so many of the steps."""
+        return min(self.num_draft_tokens - 1, self.num_nodes(num_steps))
 
     @property
     def max_accept_len(self) -> int:

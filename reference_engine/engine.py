@@ -74,8 +74,11 @@ class LLMEngine(LifeCycle):
         )
         self.scheduler = Scheduler(config, self.allocator, self.pool)
         self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
+        self.set_num_steps(config.spec.num_steps if config.spec else 0)
         self.detokenizer = Detokenizer(config.model)
-        self.processor = OutputProcessor(self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1)
+        self.processor = OutputProcessor(
+            self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1, self._layer_states
+        )
         self._in_flight: StepResult | None = None
         self._step = StepOutput()
         self._arrivals = itertools.count()
@@ -97,16 +100,19 @@ class LLMEngine(LifeCycle):
         return_hidden_states: bool = False,
         pooled_hidden: PooledRows | None = None,
         committed_token_ids: Sequence[int] = (),
+        num_speculative_tokens: int | None = None,
     ) -> None:
         """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption).
-        `pooled_hidden` asks for the mean of its hidden rows. Sample i of n draws as a request of its own would with
-        `seed` + i."""
+        `pooled_hidden` asks for the mean of its hidden rows; `num_speculative_tokens` is the most that is drafted for
+        it in a step, 0 = nothing. Sample i of n draws as a request of its own would with `seed` + i."""
         sampling = sampling or SamplingParams()
         which = f"must be None or one of {', '.join(POOLED_ROWS)}"
         require(pooled_hidden in (None, *POOLED_ROWS), "pooled_hidden", pooled_hidden, which)
         whole = "must be None with committed_token_ids: their rows were computed elsewhere"
         require(pooled_hidden is None or not committed_token_ids, "pooled_hidden", pooled_hidden, whole)
         self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
+        limit = num_speculative_tokens
+        require(limit is None or limit >= 0, "num_speculative_tokens", limit, "must be None (no limit) or >= 0")
         states = []
         for index in range(sampling.n):
             arrival = next(self._arrivals)
@@ -119,9 +125,19 @@ class LLMEngine(LifeCycle):
             state.pooled = None if pooled_hidden is None else RowMean(pooled_hidden)
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
+            state.num_speculative_tokens = limit
             states.append(state)
         self._live[request_id] = states
         self.scheduler.waiting.extend(states)
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Draft so many steps from the next launch on, 0 = nothing: fewer tokens, or a shallower tree."""
+        most = self.config.spec.num_steps if self.config.spec else 0
+        mend = f"must lie in 0..{most}, the num_steps that the engine was started with"
+        require(0 <= num_steps <= most, "num_steps", num_steps, mend)
+        self.num_steps = num_steps
+        if not self.asleep:
+            self.runner.num_steps = num_steps
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has so far is delivered with the next step. Unknown and finished ids are fine."""
@@ -160,11 +176,13 @@ class LLMEngine(LifeCycle):
                 self.scheduler.share_prefix(request)
 
     def _mark_launched(self, batch: Batch) -> None:
+        if batch.kind == "decode":
+            batch.width = self.runner.window_width(batch)
         for index, request in enumerate(batch.requests):
             request.pending += 1
             if batch.emits(index):
                 request.pending_emits += 1
-                request.pending_tokens += 1 if batch.kind == "extend" else self.config.max_accept_len
+                request.pending_tokens += min(batch.width, self.config.max_accept_len)
 
     def _drain(self) -> None:
         if self._in_flight is not None:
@@ -188,6 +206,13 @@ class LLMEngine(LifeCycle):
             siblings = self._live.get(request.request_id, [])
             if all(sibling.finished and not sibling.pending for sibling in siblings):
                 self._live.pop(request.request_id, None)
+
+    def _layer_states(self, request: RequestState) -> torch.Tensor | None:
+        """What the drafter keeps of all tokens but the last; None where they were not all computed, or are gone."""
+        num_rows = request.num_tokens - 1
+        if self.drafter is None or request.row < 0 or request.num_final < num_rows:
+            return None
+        return self.drafter.layer_states(request.pages, num_rows)
 
     def _poison(self, pages: Iterable[int]) -> None:
         if self.config.poison:

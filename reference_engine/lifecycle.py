@@ -51,6 +51,7 @@ class LifeCycle(ABC):
     scheduler: Scheduler
     paused: bool = False
     asleep: bool = False
+    num_steps: int
     _step: StepOutput
 
     @abstractmethod
@@ -134,6 +135,7 @@ class LifeCycle(ABC):
         # What is left of it refers to itself, and would live on with all that it holds.
         parts.clear()
         self.scheduler.pool = self.pool
+        self.runner.num_steps = self.num_steps
         self.asleep = False
 
     def _require_awake(self, action: str) -> None:

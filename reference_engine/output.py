@@ -3,6 +3,7 @@ belongs to a token (hidden row, logprob) is cut with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,9 +61,18 @@ class Detokenizer:
 class OutputProcessor:
     """Turns a `StepResult` into `RequestOutput`s and advances the requests on the host."""
 
-    def __init__(self, eos_token_ids: tuple[int, ...], detokenizer: Detokenizer, num_steps: int) -> None:
+    def __init__(
+        self,
+        eos_token_ids: tuple[int, ...],
+        detokenizer: Detokenizer,
+        num_steps: int,
+        layer_states: Callable[[RequestState], torch.Tensor | None] = lambda _request: None,
+    ) -> None:
+        """`layer_states` gives a finished request's, while it still has its pages."""
         self.eos_token_ids = frozenset(eos_token_ids)
         self.detokenizer = detokenizer
+        self.layer_states = layer_states
+        self.speculative = num_steps > 0
         self.stats = SpecStats(accepted_per_position=[0] * num_steps)
 
     @torch.inference_mode(False)  # what is delivered are ordinary tensors, the user's to write to
@@ -71,7 +81,7 @@ class OutputProcessor:
         emitted, counts = result.emitted.tolist(), result.counts.tolist()
         paths = None if result.accept_index is None else result.accept_index.tolist()
         draft_lens = None
-        if result.draft_tokens is not None and result.draft_tokens.shape[1] > 0:
+        if result.draft_tokens is not None and self.speculative:
             draft_lens = (result.draft_tokens >= 0).sum(1).tolist()
         outputs = []
         for index, request in enumerate(batch.requests):
@@ -171,8 +181,8 @@ class OutputProcessor:
             request, token_ids=tuple(tokens), logprobs=tuple(logprobs), prefill=prefill_hidden, decode=decode_hidden
         )
 
-    @staticmethod
     def describe(
+        self,
         request: RequestState,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[Logprob, ...] = (),
@@ -199,4 +209,5 @@ class OutputProcessor:
             num_cached_tokens=request.reported_cached or 0,
             accept_lens=tuple(request.accept_lens) if request.finished else (),
             draft_lens=tuple(request.draft_lens) if request.finished else (),
+            layer_states=self.layer_states(request) if request.finished else None,
         )

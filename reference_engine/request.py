@@ -88,6 +88,8 @@ class RequestState:
     `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose target KV has been
     launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose results were not
     processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that they can add.
+    `num_speculative_tokens` is the most that may be drafted for it in a step (None: no limit of its own), `num_drafts`
+    the most that the last launch can have drafted.
     """
 
     request_id: str
@@ -117,6 +119,8 @@ class RequestState:
     accept_lens: list[int] = field(default_factory=list)
     draft_lens: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    num_speculative_tokens: int | None = None
+    num_drafts: int = 0
 
     @property
     def owner(self) -> str:
@@ -178,7 +182,9 @@ class RequestOutput:
 
     `prefill_hidden` [prompt_len, width] comes once, with the first token; `decode_hidden` rows are [width], each in
     storage of its own. `num_output_tokens` counts all so far. `finish_reason`, `text`, `accept_lens`, `draft_lens`,
-    `pooled_hidden` [width] float64 and `prompt_logprobs` come with the last one.
+    `pooled_hidden` [width] float64 and `prompt_logprobs` come with the last one, as do `layer_states`
+    [tokens - 1, layers, width] of prompt and output where the drafter keeps them and all of these tokens had been an
+    input.
     """
 
     request_id: str
@@ -195,3 +201,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     accept_lens: tuple[int, ...] = ()
     draft_lens: tuple[int, ...] = ()
+    layer_states: torch.Tensor | None = None

@@ -17,6 +17,7 @@ from reference_engine.decode_pass import (
     page_bucket,
     record_cuda_graph,
 )
+from reference_engine.draft_plan import plan_drafts
 from reference_engine.drafters.base import Drafter, ProposeInputs
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.pool import PLACEHOLDER, RequestPool
@@ -59,6 +60,10 @@ class Runner:
         self.device = torch.device(config.device)
         self.backend = config.backend
         self.num_target_forwards = 0
+        self.num_steps = 0
+        self._max_tokens = config.context_length
+        if drafter is not None and drafter.max_positions is not None:
+            self._max_tokens = min(self._max_tokens, drafter.max_positions)
         self._aux_rows: tuple[int, int] | None = None
         self._columns: _Columns | None = None
         self._aux_layer_ids = drafter.aux_layer_ids if drafter else ()
@@ -71,6 +76,13 @@ class Runner:
     def close(self) -> None:
         """Let go of the decode pass, whatever was compiled or recorded for it: it refers back to this runner."""
         del self._decode_pass
+
+    def window_width(self, batch: Batch) -> int:
+        """Tokens in each verify window of a decode batch: the last committed one and all that may have been drafted.
+        What is compiled or recorded keeps to one shape."""
+        if self.config.compile or self.config.cuda_graphs:
+            return self.config.num_draft_tokens
+        return 1 + max(request.num_drafts for request in batch.requests)
 
     def launch(self, batch: Batch) -> StepResult:
         drafted = self.drafter.num_forwards if self.drafter else 0
@@ -134,23 +146,26 @@ class Runner:
 
     def _decode(self, batch: Batch) -> StepResult:
         pool, size = self.pool, len(batch.requests)
-        width = self.config.num_draft_tokens
+        width = batch.width
         columns = self._batch_columns(batch)
         rows = columns.rows
         window = Window(pool, rows, columns.sampling, self.random)
-        if self._is_tree:
-            roots = pool.seq_lens[rows] - 1
-            window.tree = tree_of(pool.draft_tokens[rows], pool.draft_parents[rows], roots, self.backend)
+        window.num_drafts = width - 1
+        is_tree = self._is_tree and width > 1
+        if is_tree:
+            parents = pool.draft_parents[rows, : width - 1]
+            window.tree = tree_of(window.drafts, parents, pool.seq_lens[rows] - 1, self.backend)
         num_pages = pages_for(max(r.max_num_tokens for r in batch.requests) - 1 + width, self.config.page_size)
         if self.config.compile or self.config.cuda_graphs:
             num_pages = page_bucket(num_pages, self.config.max_pages_per_request)
         target = self._decode_pass(window, num_pages)
         self._count_forward(target.token_ids, target.aux)
-        verdict = verify(target.logits, target.draft_tokens, window, self.config.max_accept_len)
+        longest = min(width, self.config.max_accept_len)
+        verdict = verify(target.logits, target.draft_tokens, window, longest)
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
         result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
-        if self._is_tree:
+        if is_tree:
             slots = slots_of(pool.block_table[rows], target.cache_positions, self.config.page_size)
             self.cache.compact(slots, verdict.accept_index, verdict.accept_lens)
             target = target.along(verdict.accept_index.clamp(min=0))
@@ -170,7 +185,7 @@ class Runner:
         can be compiled."""
         pool, rows = self.pool, window.rows
         roots = pool.seq_lens[rows] - 1
-        token_ids, drafts = pool.token_ids[rows, roots][:, None], pool.draft_tokens[rows]
+        token_ids, drafts = pool.token_ids[rows, roots][:, None], window.drafts
         if drafts.shape[1] > 0:
             token_ids = torch.cat([token_ids, drafts.clamp(min=0)], dim=1)
         tree: dict[str, torch.Tensor] = {}
@@ -208,6 +223,8 @@ class Runner:
         if drafter is None:
             return
         cached = [request.num_cached for request in batch.requests]
+        assert self.config.spec is not None
+        plan = plan_drafts(batch, self.config.spec, self.num_steps, self._max_tokens)
         inputs = ProposeInputs(
             rows=rows,
             request_ids=tuple(request.request_id for request in batch.requests),
@@ -219,6 +236,10 @@ class Runner:
             backup_token_ids=backup,
             discard=discard,
             all_discarded=batch.kind == "extend" and not any(batch.ends_prefill),
+            num_steps=plan.num_steps,
+            num_drafts=plan.num_drafts,
+            draft_limits=torch.tensor(plan.limits + [0] * (len(rows) - len(cached)), device=self.device),
+            room=(self._max_tokens - pool.seq_lens[rows]).clamp(min=0),
             seq_lens=pool.seq_lens[rows],
             computed_from=torch.tensor(cached + [0] * (len(rows) - len(cached)), device=self.device),
             history=pool.token_ids,
@@ -229,12 +250,17 @@ class Runner:
         )
         proposal = drafter.propose(inputs)
         drafts = _drop_invalid(proposal.token_ids, self.target.config.vocab_size, chain=not self._is_tree)
+        if not self._is_tree:
+            places = torch.arange(drafts.shape[1], device=self.device)
+            drafts = drafts.masked_fill(places >= torch.minimum(inputs.draft_limits, inputs.room)[:, None], PLACEHOLDER)
         size = len(batch.requests)
-        pool.draft_tokens[rows[:size]] = drafts[:size]
+        width = plan.num_drafts
+        pool.draft_tokens[rows[:size]] = PLACEHOLDER
+        pool.draft_tokens[rows[:size], :width] = drafts[:size]
         if proposal.parents is not None:
-            pool.draft_parents[rows[:size]] = proposal.parents[:size]
+            pool.draft_parents[rows[:size], :width] = proposal.parents[:size]
         if pool.draft_probs is not None and proposal.probs is not None:
-            pool.draft_probs[rows[:size]] = proposal.probs[:size].to(pool.draft_probs.dtype)
+            pool.draft_probs[rows[:size], :width] = proposal.probs[:size].to(pool.draft_probs.dtype)
         if result.trace is not None:
             result.trace.propose = ProposeRecord(
                 request_ids=tuple(request.owner for request in batch.requests),

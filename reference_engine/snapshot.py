@@ -14,7 +14,7 @@ from reference_engine.request import RequestState
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Committed tokens on the device (n of them); target_kv [n - 1, layers, 2, kv_heads, head_dim] and the same of the
-    drafter over its valid rows, with the ids and feature rows that it was fed there."""
+    drafter over its valid rows, with the ids and feature rows that it was fed there; or what it keeps of the layers."""
 
     owner: str
     token_ids: tuple[int, ...]
@@ -33,10 +33,13 @@ def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
     draft_kv = draft_ids = draft_features = None
     drafter = engine.drafter
     if drafter is not None and drafter.caches():
-        valid = slots[: length - drafter.lookahead]
+        valid = slots[: drafter.num_valid_rows(length)]
         draft_kv = torch.cat([cache.read(valid) for cache in drafter.caches()], dim=1)
         if drafter.shadow is not None:
             draft_ids, draft_features = drafter.shadow.token_ids[valid], drafter.shadow.features[valid]
+    kept = drafter.layer_states(request.pages, length - 1) if drafter is not None else None
+    if kept is not None:
+        draft_features = kept.flatten(1)
     return Snapshot(
         owner=request.owner,
         token_ids=tuple(pool.token_ids[row, :length].tolist()),

@@ -56,7 +56,9 @@ class Completion:
     `accept_lens` has one entry per verify step that this request took part in while unfinished: correct drafts + 1,
     before a finish cut the block. `draft_lens` has the number of draft tokens verified in the same steps.
     `pooled_hidden` is [width]: the mean over the rows that `Request.pooled_hidden` names. None where there is no such
-    row (the output of a single token), and for a request that was aborted before its first token.
+    row (the output of a single token), and for a request that was aborted before its first token. `layer_states` is
+    [tokens - 1, layers, width] over prompt and output together: the residual stream of the layers that the drafter's
+    `aux_layer_ids` name, in their order, for every token that was an input. An aborted request may have none.
     """
 
     request_id: str
@@ -72,3 +74,4 @@ class Completion:
     pooled_hidden: torch.Tensor | None = None
     accept_lens: tuple[int, ...] | None = None
     draft_lens: tuple[int, ...] | None = None
+    layer_states: torch.Tensor | None = None

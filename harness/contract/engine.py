@@ -20,6 +20,10 @@ Script = Callable[[str, tuple[int, ...], int], Sequence[int]]
 class DrafterSetup:
     """Which drafter and how much it drafts. A chain of k is num_steps=k, topk=1, num_draft_tokens=k+1 (the root, i.e.
     the last committed token, counts as one draft token, as in SGLang).
+
+    `prompt_lookup_min` and `prompt_lookup_max` are the shortest and the longest n-gram that NGRAM looks up.
+    `aux_layer_ids` are the layers of `Completion.layer_states`, for EXTRACT_HIDDEN_STATES: i = the residual stream that
+    enters layer i, the number of layers = the one that leaves the last.
     """
 
     method: str
@@ -29,6 +33,9 @@ class DrafterSetup:
     num_draft_tokens: int
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     script: Script | None = None
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    aux_layer_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "must be at least 1")
@@ -82,8 +89,10 @@ class Capabilities:
     `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
     `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
-    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off. `seeds_of_samples`:
-    "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or "unknown".
+    carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
+    `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
+    `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
+    "unknown".
     """
 
     engine: str
@@ -96,6 +105,7 @@ class Capabilities:
     drafts_with_prefill: bool = False
     drafts_within_cap: bool = False
     seeds_of_samples: Literal["consecutive", "unknown"] = "unknown"
+    drafts_within_context: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +131,15 @@ class Run:
 
     def request(self, request_id: str) -> Request:
         return next(request for request in self.requests if request.request_id == request_id)
+
+    def num_steps_at(self, step: int) -> int:
+        """Drafting steps that were set when a step ran: those of the set-up, or of the last `set_num_steps`."""
+        set_ = [action for action in self.actions if action.name == "set_num_steps" and action.step <= step]
+        if set_:
+            last = max(set_, key=lambda action: action.step).value
+            assert isinstance(last, int)
+            return last
+        return self.setup.drafter.num_steps if self.setup.drafter is not None else 0
 
 
 OnStep = Callable[[StepTrace], None]

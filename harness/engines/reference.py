@@ -41,10 +41,12 @@ _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {
     "return_hidden_states",
     "pooled_hidden",
     "abort_step",
+    "num_speculative_tokens",
 }
 _ACTIONS = frozenset(
-    {"pause", "resume", "preempt", "reset_prefix_cache", "reload_target", "reload_drafter", "sleep"}
-) | {"wake"}
+    {"pause", "resume", "preempt", "reset_prefix_cache", "reload_target", "reload_drafter", "sleep", "wake"}
+    | {"set_num_steps"}
+)
 """Actions that `LLMEngine` has a method for, of the same name."""
 _UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
@@ -77,6 +79,7 @@ class ReferenceEngine:
             ignore_eos="emit",
             grey_box=True,
             seeds_of_samples="consecutive",
+            drafts_within_context=True,
         )
 
     def run(
@@ -153,8 +156,6 @@ class ReferenceEngine:
     def refuse(self, request: Request) -> None:
         """Raises `Refused` when the engine could not run the request."""
         asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
-        for name in ("num_speculative_tokens",):
-            asked.append((name, getattr(request, name)))
         for name, value in asked:
             if value not in (None, ()):
                 raise Refused(f"{name}={value!r}: the reference engine does not support it; leave it out")
@@ -190,6 +191,7 @@ class ReferenceSession:
             _sampling(request.sampling),
             return_hidden_states=request.return_hidden_states,
             pooled_hidden=request.pooled_hidden,
+            num_speculative_tokens=request.num_speculative_tokens,
         )
 
     def abort(self, request_id: str) -> None:
@@ -316,6 +318,7 @@ class _Recorder:
             pooled_hidden=final.pooled_hidden,
             accept_lens=final.accept_lens if self.engine.config.spec is not None else None,
             draft_lens=final.draft_lens if self.engine.config.spec is not None else None,
+            layer_states=final.layer_states,
         )
 
 

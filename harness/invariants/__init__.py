@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from harness.invariants.accept import accept_1, accept_2, accept_2_drift
-from harness.invariants.alias import alias_1
+from harness.invariants.alias import alias_1, alias_1_layers
 from harness.invariants.base import (
     INVARIANTS,
     Check,
@@ -46,6 +46,7 @@ __all__ = [
     "accept_2",
     "accept_2_drift",
     "alias_1",
+    "alias_1_layers",
     "alias_1_pooled",
     "alias_2",
     "alias_2_scribbled",

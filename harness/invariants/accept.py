@@ -30,35 +30,52 @@ def _missing(invariant_id: str, run: Run, key: Key) -> list[Violation]:
     statement="accept lengths equal the closed form, per request and step",
     needs={"accept_lens", "known_answer"},
 )
-def accept_1(run: Run, expected: Mapping[str, Sequence[int]]) -> list[Violation]:
+def accept_1(
+    run: Run, expected: Mapping[str, Sequence[int]], drafted: Mapping[str, Sequence[int]] | None = None
+) -> list[Violation]:
     """`expected` gives the accept lengths by request id (or `id#index` for one of n samples), the last one uncut.
 
-    An aborted request is compared as far as it got.
+    `drafted` gives the number of drafts of each step likewise, for drafters that may have less than k to say; an engine
+    that does not report them is not asked. An aborted request is compared as far as it got.
     """
     found, out = sound_completions("ACCEPT-1", run)
     steps = _steps(run, "ACCEPT-1")
     for key, done in found.items():
-        name = f"{key[0]}#{key[1]}"
-        if key[0] not in expected and name not in expected:
-            raise Misuse(f"expected has no entry for request {key[0]!r}; give one for every request")
-        right = tuple(expected.get(name, expected.get(key[0], ())))
         if done.accept_lens is None:
             out += _missing("ACCEPT-1", run, key)
             continue
-        got = tuple(done.accept_lens)
-        if done.finish_reason == "abort":
-            right = right[: len(got)]
-        out += _first_wrong("ACCEPT-1", key, got, right, steps.get(key, []), "the closed form")
+        rows = steps.get(key, [])
+        for name, lens, right in (
+            ("accept length", done.accept_lens, _wanted("expected", expected, key)),
+            ("number of drafts", done.draft_lens, () if drafted is None else _wanted("drafted", drafted, key)),
+        ):
+            if lens is None or (name == "number of drafts" and drafted is None):
+                continue
+            whole = right[: len(lens)] if done.finish_reason == "abort" else right
+            out += _first_wrong("ACCEPT-1", key, lens, whole, rows, "the closed form", name)
     return out
 
 
+def _wanted(argument: str, lens: Mapping[str, Sequence[int]], key: Key) -> Sequence[int]:
+    for name in (f"{key[0]}#{key[1]}", key[0]):
+        if name in lens:
+            return lens[name]
+    raise Misuse(f"{argument} has no entry for request {key[0]!r}; give one for every request")
+
+
 def _first_wrong(
-    invariant_id: str, key: Key, got: Sequence[int], right: Sequence[int], rows: Sequence[VerifyRow], what: str
+    invariant_id: str,
+    key: Key,
+    got: Sequence[int],
+    right: Sequence[int],
+    rows: Sequence[VerifyRow],
+    what: str,
+    name: str = "accept length",
 ) -> list[Violation]:
     for entry, (a, b) in enumerate(zip(got, right, strict=False)):
         if a != b:
-            message = f"accept length of verify step {entry} differs from {what}"
-            step, origin = _step(rows, entry), f"accept_lens {tuple(got)}, expected {tuple(right)}"
+            message = f"{name} of verify step {entry} differs from {what}"
+            step, origin = _step(rows, entry), f"all of them: {tuple(got)}, expected {tuple(right)}"
             return [blame(invariant_id, key, message, step=step, row=entry, expected=b, got=a, origin=origin)]
     if len(got) == len(right):
         return []

@@ -16,6 +16,9 @@ from harness.invariants.wellformed import is_row, sound_completions, sound_delta
 Rows = Callable[[tuple[int, ...]], torch.Tensor]
 """Token ids -> [len, width]: the final-norm row of every position."""
 
+States = Callable[[tuple[int, ...]], torch.Tensor]
+"""Token ids -> [len, layers, width]: the residual stream of the chosen layers at every position."""
+
 NameRow = Callable[[torch.Tensor], str]
 """One row [width] -> what it says (its token, history, position), as a known-answer checkpoint decodes it."""
 
@@ -85,6 +88,33 @@ def alias_1(run: Run, rows: Rows, name_row: NameRow | None = None, tolerance: fl
         elif run.request(key[0]).return_hidden_states and done.token_ids:
             out.append(_fault(key, "hidden states are missing", expected=f"{len(sequences[key])} rows", got="nothing"))
     return out + _delivered(run, truth, found)
+
+
+@invariant("ALIAS-1", needs={"layer_states", "known_answer"})
+def alias_1_layers(run: Run, states: States, tolerance: float | None = None) -> list[Violation]:
+    """Compare what a drafter kept of the chosen layers with the states of each request's own tokens, row by row.
+
+    `states` gives the truth. An aborted request may have none; what it has must be right.
+    """
+    assert run.setup.drafter is not None
+    layers = run.setup.drafter.aux_layer_ids
+    found, out = sound_completions("ALIAS-1", run)
+    limit = ROW_TOLERANCE[run.setup.dtype] if tolerance is None else tolerance
+    sequences = {key: (*done.prompt_token_ids, *done.token_ids)[:-1] for key, done in found.items()}
+    expected = {key: plain(states(sequence)) for key, sequence in sequences.items()}
+    for key, done in found.items():
+        if done.layer_states is None:
+            if done.finish_reason != "abort":
+                out.append(_fault(key, "layer states are missing", expected=list(expected[key].shape), got="nothing"))
+            continue
+        if done.layer_states.shape[1] != len(layers):
+            message = "layer states are not of the layers that were asked for"
+            out.append(_fault(key, message, expected=list(layers), got=list(done.layer_states.shape)))
+            continue
+        for place, layer in enumerate(layers):
+            truth = _Truth({owner: rows[:, place] for owner, rows in expected.items()}, limit, None)
+            out += _compare(truth, key, f"state entering layer {layer}", list(done.layer_states[:, place]))
+    return out
 
 
 def _compare(truth: _Truth, key: Key, what: str, got: list[torch.Tensor]) -> list[Violation]:

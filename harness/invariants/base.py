@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 OBSERVED = frozenset(
     {"completion", "hidden", "logprobs", "accept_lens", "trace", "propose", "verify", "pages", "snapshots", "aux"}
-    | {"counters", "pooled"}
+    | {"counters", "layer_states", "pooled"}
 )
 """What a run may offer. Other needs ("baseline", "known_answer", "runs") come as arguments."""
 
@@ -231,6 +231,7 @@ def offers(run: Run) -> frozenset[str]:
         "hidden": any(request.return_hidden_states for request in run.requests),
         "pooled": any(request.pooled_hidden is not None for request in run.requests),
         "logprobs": asked_logprobs,
+        "layer_states": run.setup.drafter is not None and len(run.setup.drafter.aux_layer_ids) > 0,
         "accept_lens": any(getattr(done, "accept_lens", None) is not None for done in run.completions),
         "counters": run.counters is not None,
         "trace": len(steps) > 0,

@@ -59,6 +59,12 @@ def alias_2(run: Run) -> list[Violation]:
         for key, done in found.items()
         if done.pooled_hidden is not None
     ]
+    # The hidden entries of a request are fewer than its tokens, or as many: the next number is free.
+    results += [
+        Result(key, len(done.token_ids) + 1, None, TensorFacts.of(done.layer_states))
+        for key, done in found.items()
+        if done.layer_states is not None
+    ]
     for key, parts in deltas.items():
         blocks, rows = 0, 0
         for step, delta in parts:

@@ -30,9 +30,19 @@ def shape_1(run: Run) -> list[Violation]:
         if step.propose is not None:
             out += [
                 Violation(invariant="SHAPE-1", step=step.step, message=message, expected=right, got=got)
-                for message, right, got in _propose_flaws(run, step.propose)
+                for message, right, got in _propose_flaws(run, step.propose, _most_drafts(run, step.step))
             ]
     return out
+
+
+def _most_drafts(run: Run, step: int) -> int | None:
+    """What the drafting steps that are set for an engine step can give; None without a drafter."""
+    drafter = run.setup.drafter
+    if drafter is None:
+        return None
+    num_steps = run.num_steps_at(step)
+    nodes = drafter.topk + (num_steps - 1) * drafter.topk**2 if num_steps else 0
+    return min(drafter.num_draft_tokens - 1, nodes)
 
 
 def padded(run: Run, rows: int) -> int:
@@ -40,11 +50,12 @@ def padded(run: Run, rows: int) -> int:
     return min((bucket for bucket in run.setup.batch_buckets if bucket >= rows), default=rows)
 
 
-def _propose_flaws(run: Run, propose: ProposeTrace) -> list[tuple[str, object, object]]:
+def _propose_flaws(run: Run, propose: ProposeTrace, most: int | None) -> list[tuple[str, object, object]]:
     rows, k, width = len(propose.request_ids), propose.k, propose.sampled_width
-    most = run.setup.drafter.num_draft_tokens - 1 if run.setup.drafter is not None else None
     if not is_int(k) or k < 0 or (most is not None and k > most):
-        return [("k lies outside what the setup allows", f"0..{most}", k)]
+        return [("k lies outside what the setup, or set_num_steps, allows", f"0..{most}", k)]
+    # What was sampled follows from the drafts of the step before, which may have been more.
+    widest = k + 1 if run.setup.drafter is None else run.setup.drafter.num_draft_tokens
     out: list[tuple[str, object, object]] = []
     given = f"propose given {rows} rows of width {width}, k = {k}"
     if tuple(propose.facts.shape) not in ((rows, k), (padded(run, rows), k)):
@@ -54,8 +65,8 @@ def _propose_flaws(run: Run, propose: ProposeTrace) -> list[tuple[str, object, o
     if not is_id_matrix(propose.token_ids, rows) or propose.token_ids.shape[1] != k:
         got = getattr(propose.token_ids, "shape", propose.token_ids)
         out.append((f"{given}: the drafts are not integers of the right shape", (rows, k), repr(got)))
-    if not is_int(width) or not 1 <= width <= k + 1:
-        out.append((f"{given}: width of the sampled tokens lies outside 1..k+1", f"1..{k + 1}", width))
+    if not is_int(width) or not 1 <= width <= widest:
+        out.append((f"{given}: width of the sampled tokens lies outside 1..k+1", f"1..{widest}", width))
     if len(propose.discarded) != rows:
         out.append((f"{given}: not one discarded mark per row", rows, len(propose.discarded)))
     return out

@@ -82,6 +82,7 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], bool, str]] = {
     "prompt_logprobs": (_is_prompt_rows, True, "a tuple of LogprobRow or None"),
     "hidden_states": (is_hidden, True, "HiddenStates: a matrix and vectors of its width"),
     "pooled_hidden": (is_row, True, "a vector"),
+    "layer_states": (lambda value: isinstance(value, torch.Tensor) and value.ndim == 3, True, "a tensor of 3 dims"),
     "accept_lens": (is_ids, True, "a tuple of integers"),
     "draft_lens": (is_ids, True, "a tuple of integers"),
 }

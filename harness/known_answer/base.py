@@ -19,7 +19,7 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
+DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "NGRAM", "EXTRACT_HIDDEN_STATES"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,14 @@ class Target(ABC):
     def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         """Final-norm output at every position of `tokens`, float64 [n, hidden_size]."""
 
+    def entering(self, tokens: Sequence[int], layer: int) -> torch.Tensor:
+        """Residual stream that enters a layer (their number: that leaves the last), float64 [n, hidden_size]."""
+        raise NotImplementedError(f"{type(self).__name__} has no closed form of what enters layer {layer}")
+
+    def layer_states(self, tokens: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
+        """`entering` for several layers at every position of `tokens`, float64 [n, layers, hidden_size]."""
+        return torch.stack([self.entering(tokens, layer) for layer in layers], dim=1)
+
     @abstractmethod
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:
         """Read one hidden row [hidden_size] of any dtype that was computed at `position` (0-based)."""
@@ -110,7 +118,8 @@ class Drafter(ABC):
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         """The k greedy chain drafts after the committed `tokens`, of which the last (the bonus token) has not been an
-        input of the target yet. Drafters that read hidden rows need at least two tokens, else ValueError."""
+        input of the target yet; fewer where the drafter has no more to say. Drafters that read hidden rows need at
+        least two tokens, else ValueError."""
 
     def accept_lens(
         self, prompt: Sequence[int], max_new_tokens: int, k: int, stop_token_ids: Collection[int] = ()

@@ -99,7 +99,8 @@ class Alphabets:
     """`members[owner]` are the tokens of an owner, `owner[token]` its owner (None for EOS).
 
     `successors[token][kind]` is the pair of tokens of that kind that may follow. Which kind follows is told by
-    `calls[lagged token]`. The two of a pair call for different kinds, so the sequence of kinds never settles.
+    `calls[lagged token]`. The two of a pair call for different kinds, so the sequence of kinds never settles. No token
+    is its own successor, or with `stutter` each is, for its own kind.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -109,7 +110,7 @@ class Alphabets:
     successors: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
     @classmethod
-    def build(cls, owners: int, size: int, eos_token_id: int, seed: int) -> Alphabets:
+    def build(cls, owners: int, size: int, eos_token_id: int, seed: int, *, stutter: bool = False) -> Alphabets:
         """Deal the tokens out in turn, then lay a seeded regular graph over each alphabet: every token has as many
         predecessors as successors. `size` must be a multiple of 4 and 8 or more, else ValueError."""
         if size < 8 or size % 4:
@@ -124,7 +125,7 @@ class Alphabets:
             order = rng.sample(alphabet, size)
             for place, token in enumerate(order):
                 owner_of[token], kind[token], calls[token] = owner, place % 2, place // 2 % 2
-            for token, pairs in _regular_graph(order, rng).items():
+            for token, pairs in _regular_graph(order, rng, stutter).items():
                 successors[token] = pairs
         successors[eos_token_id] = successors[members[0][0]]
         return cls(members, tuple(owner_of), tuple(kind), tuple(calls), tuple(successors))
@@ -138,11 +139,15 @@ class Alphabets:
         return frozenset(self.successors[token][0] + self.successors[token][1])
 
 
-def _regular_graph(order: Sequence[int], rng: random.Random) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
+def _regular_graph(
+    order: Sequence[int], rng: random.Random, stutter: bool
+) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
     """Successor pairs of each token of one alphabet. `order[4 j + 2 call + kind]` is token j of its kind and call."""
     turns = len(order) // 4
-    # A step other than 0 within each group keeps a token from following itself.
+    # A step of 0 within its group lets a token follow itself.
     steps = {(here, there): rng.randrange(1, turns) for here in range(4) for there in range(4)}
+    if stutter:
+        steps |= {(here, here): 0 for here in range(4)}
     graph = {}
     for place, token in enumerate(order):
         turn, here = divmod(place, 4)
@@ -174,12 +179,14 @@ class CensusTarget(Target):
         style: Style = "llama",
         meaning: Sequence[int] | None = None,
         intermediate_size: int = 0,
+        stutter: bool = False,
     ) -> None:
         vocab_size = owners * alphabet_size + 1
         if vocab_size > 50:
             raise ValueError(f"owners={owners}, alphabet_size={alphabet_size}: at most 49 tokens besides EOS fit")
-        self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed)
+        self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed, stutter=stutter)
         self.layout, self.dtype, self.style, self.seed = Layout(vocab_size), dtype, style, seed
+        self.stutter = stutter
         self.meaning = tuple(meaning) if meaning is not None else tuple(range(vocab_size))
         rng = random.Random(seed + 1)
         self.codes = tuple(permutation(vocab_size, rng) for _ in range(num_layers + 1))
@@ -213,6 +220,7 @@ class CensusTarget(Target):
             num_layers=1,
             seed=self.seed,
             meaning=meaning,
+            stutter=self.stutter,
         )
 
     def _weights(self) -> Weights:
@@ -256,8 +264,8 @@ class CensusTarget(Target):
             for token, (before, after) in enumerate(moves)
         ]
 
-    def _final_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
-        """Final-norm row of the last token, float64 [hidden_size]; `counts` are those of `tokens`."""
+    def _leaving(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
+        """Row of the last token behind the last layer, float64 [hidden_size]; `counts` are those of `tokens`."""
         row, layout, token = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout, tokens[-1]
         row[layout.current + token] = 1.0
         row[layout.code + self.codes[-2][token]] = 1.0
@@ -269,27 +277,36 @@ class CensusTarget(Target):
         moved = self._scale(row).square()
         row[layout.code + self.codes[-2][token]] -= moved
         row[layout.code + self.codes[-1][token]] += moved
-        return row * self._scale(row)
+        return row
 
     def _scale(self, row: torch.Tensor) -> torch.Tensor:
         """What a norm multiplies the row by: 1 for a squared norm of SQUARED_NORM."""
         return self._norm * (row.square().mean() + blocks.RMS_NORM_EPS).rsqrt()
 
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        logits: torch.Tensor = self.head @ self._final_row(tokens, Counter(tokens))
+        row = self._leaving(tokens, Counter(tokens))
+        logits: torch.Tensor = self.head @ (row * self._scale(row))
         return logits.log_softmax(0)
 
     def next_token(self, tokens: Sequence[int]) -> int:
         """The rule that the weights embody; the tests hold it against `logprobs`."""
         return self.alphabets.choose(self.meaning[tokens[-1]], tokens[max(0, len(tokens) - 1 - LAG)], tokens)
 
-    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+    def entering(self, tokens: Sequence[int], layer: int) -> torch.Tensor:
+        rows = torch.zeros(len(tokens), HIDDEN_SIZE, dtype=torch.float64)
         counts: Counter[int] = Counter()
-        rows = []
         for place, token in enumerate(tokens):
             counts[token] += 1
-            rows.append(self._final_row(tokens[: place + 1], counts))
-        return torch.stack(rows)
+            if layer == self.shape.num_layers:
+                rows[place] = self._leaving(tokens[: place + 1], counts)
+            else:
+                rows[place, self.layout.current + token] = 1.0
+                rows[place, self.layout.code + self.codes[layer][token]] = 1.0
+                rows[place, list(self.layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        return rows
+
+    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.stack([row * self._scale(row) for row in self.entering(tokens, self.shape.num_layers)])
 
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:
         """The constants of the row give its scale; the histogram is read in counts over `position + 1` tokens. What

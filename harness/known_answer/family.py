@@ -12,6 +12,8 @@ from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
 from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
+from harness.known_answer.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
+from harness.known_answer.drafters.ngram import NgramDrafter
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -23,6 +25,11 @@ WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
 """Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
 OUTSIDE_DRAFT_VOCAB = 8
 """One token in so many is missing from the reduced draft vocabulary of EAGLE3; never id 0 or the last."""
+WITHOUT_CHECKPOINT: Mapping[str, Callable[[Target], Drafter]] = {
+    "ngram": NgramDrafter,
+    "extract_hidden_states": ExtractHiddenStatesDrafter,
+}
+"""Drafters that any target has: they load nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,10 @@ class Family:
     name: str
     target: Target
     drafters: Mapping[str, Drafter]
+
+    def drafter(self, name: str) -> Drafter:
+        """One of `drafters`, or one that has no checkpoint."""
+        return self.drafters[name] if name in self.drafters else WITHOUT_CHECKPOINT[name](self.target)
 
     def write(self, directory: Path) -> None:
         """Write `directory/target` and `directory/DRAFTER` for each drafter."""
@@ -93,17 +104,19 @@ def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability
     return Family(name, target, drafters)
 
 
-def census(name: str, dtype: torch.dtype, *, perfect: bool = False, seed: int = 0) -> Family:
+def census(name: str, dtype: torch.dtype, *, perfect: bool = False, stutter: bool = False, seed: int = 0) -> Family:
     """Tokens that depend on the whole KV and on positions, in four alphabets of twelve. Drafters err after a sixth of
-    the tokens."""
-    target = CensusTarget(dtype=dtype, seed=seed)
+    the tokens. With `stutter` a token may follow itself."""
+    target = CensusTarget(dtype=dtype, seed=seed, stutter=stutter)
     alphabets = target.alphabets
     errs_on = set() if perfect else {alphabet[place] for alphabet in alphabets.members for place in (2, 7)}
     # One token of each alphabet is missing, so that of every pair at least one can be drafted.
     outside = set() if perfect else {alphabet[4] for alphabet in alphabets.members}
     draft_vocab = [token for token in range(target.vocab_size) if token not in outside]
     followers = sum(len(alphabets.followers(token)) for token in range(target.vocab_size))
-    host = CensusTarget(dtype=dtype, seed=seed, num_layers=2, style="mimo", intermediate_size=followers)
+    host = CensusTarget(
+        dtype=dtype, seed=seed, num_layers=2, style="mimo", intermediate_size=followers, stutter=stutter
+    )
     drafters = {
         "standalone": standalone.census(target, errs_on),
         "eagle": eagle.CensusEagle(target, errs_on),
@@ -122,6 +135,7 @@ FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "law-eos": lambda dtype: law("law-eos", dtype, eos_probability=0.02),
     "census": lambda dtype: census("census", dtype),
     "census-perfect": lambda dtype: census("census-perfect", dtype, perfect=True),
+    "census-stutter": lambda dtype: census("census-stutter", dtype, stutter=True),
 }
 
 

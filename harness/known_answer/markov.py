@@ -129,7 +129,7 @@ class MarkovTarget(Target):
         self.log_law: torch.Tensor = (head[:, columns] * scale).log_softmax(0)
         """Law as stored: float64 [V next, V current]."""
         self.successors: tuple[int, ...] = tuple(self.log_law.argmax(0).tolist())
-        self._scale = scale
+        self._scale: float = scale
 
     @property
     def final_codes(self) -> tuple[int, ...]:
@@ -169,12 +169,16 @@ class MarkovTarget(Target):
         ordinary = [token for token in range(self.vocab_size) if token != self.eos_token_id]
         return tuple(random.Random(seed).choices(ordinary, k=length))
 
-    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+    def entering(self, tokens: Sequence[int], layer: int) -> torch.Tensor:
         rows = torch.zeros(len(tokens), self.shape.hidden_size, dtype=torch.float64)
         index = torch.arange(len(tokens))
-        rows[index, torch.tensor(tokens)] = self._scale
-        rows[index, self.vocab_size + torch.tensor([self.final_codes[token] for token in tokens])] = self._scale
+        rows[index, torch.tensor(tokens, dtype=torch.long)] = 1.0
+        codes = torch.tensor([self.codes[layer][token] for token in tokens], dtype=torch.long)
+        rows[index, self.vocab_size + codes] = 1.0
         return rows
+
+    def hidden_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+        return self._scale * self.entering(tokens, self.shape.num_layers)
 
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:  # noqa: ARG002
         row = row.double()

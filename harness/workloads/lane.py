@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -122,9 +122,14 @@ class Lane:
         """The true hidden rows of any token sequence."""
         return partial(hidden_rows, self.target(family))
 
+    def layer_states(self, family: str) -> Callable[[tuple[int, ...]], torch.Tensor]:
+        """The true residual streams of the layers that this lane's drafter keeps, of any token sequence."""
+        target, layers = self.target(family), self.spec.options["aux_layer_ids"]
+        return cache(lambda tokens: target.layer_states(tokens, layers))
+
     def drafter(self, family: str = "walk", dtype: DType = "float32") -> Drafter:
         """Closed form of the lane's drafter."""
-        return known_family(family, dtype).drafters[self.spec.folder]
+        return known_family(family, dtype).drafter(self.spec.folder)
 
     def setup(
         self,
@@ -147,8 +152,14 @@ class Lane:
     @contextmanager
     def start(self, **setup: Any) -> Iterator[Engine]:
         """A fresh engine, closed at the end."""
+        with self.start_setup(self.setup(**setup)) as engine:
+            yield engine
+
+    @contextmanager
+    def start_setup(self, setup: EngineSetup) -> Iterator[Engine]:
+        """A fresh engine of a set-up that keywords do not tell, such as one with a checkpoint of its own."""
         with self._refusing():
-            engine = self._factory.start(self.setup(**setup))
+            engine = self._factory.start(setup)
         try:
             yield engine
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from harness.contract import DrafterSetup, EngineFactory, Script
 from harness.engines import engine_factory
 from harness.invariants.base import INVARIANTS
+from harness.known_answer.drafters.extract_hidden_states import AUX_LAYER_IDS
+from harness.known_answer.drafters.ngram import PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN
 
 AT_THE_DOOR = {
     "CONF-1": "every drafter x feature cell passes or is refused at start-up",
@@ -28,6 +32,9 @@ class DrafterLane:
     `folder` names the drafter of a known-answer family, which is its closed form, too. `scripted`: its drafts are
     given by a script, by default that closed form, and no checkpoint is loaded. `within_target`: the drafter's
     checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
+    `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either. What ACCEPT-2 says
+    of such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as
+    ever. `max_k`: the longest chain that there is. `options`: further fields of `DrafterSetup`.
     """
 
     name: str
@@ -37,6 +44,9 @@ class DrafterLane:
     scripted: bool = False
     within_target: bool = False
     aux: bool = False
+    without_checkpoint: bool = False
+    max_k: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def speculative(self) -> bool:
@@ -45,7 +55,17 @@ class DrafterLane:
     @property
     def loads_checkpoint(self) -> bool:
         """Whether the drafter has a checkpoint of its own."""
-        return self.speculative and not self.scripted and not self.within_target
+        return self.speculative and not (self.scripted or self.within_target or self.without_checkpoint)
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether completions come with `layer_states`."""
+        return "aux_layer_ids" in self.options
+
+    @property
+    def may_equal_target(self) -> bool:
+        """Whether a family can hold a drafter that is always right."""
+        return self.speculative and not self.without_checkpoint
 
     @property
     def has_weights(self) -> bool:
@@ -65,6 +85,7 @@ class DrafterLane:
         """k drafts in a chain; or a tree, k deep, of `topk * k` nodes: fewer than it could have, so some are cut."""
         if self.method is None:
             return None
+        k = k if self.max_k is None else min(k, self.max_k)
         return DrafterSetup(
             method=self.method,
             model=family / self.folder if self.loads_checkpoint else None,
@@ -72,6 +93,7 @@ class DrafterLane:
             topk=self.topk,
             num_draft_tokens=1 + self.topk * k,
             script=script,
+            **self.options,
         )
 
 
@@ -85,6 +107,22 @@ LANES = {
         DrafterLane(name="MTP", method="MTP", folder="mtp", within_target=True),
         DrafterLane(name="EAGLE-tree", method="EAGLE", folder="eagle", topk=2),
         DrafterLane(name="CUSTOM", method="CUSTOM", folder="standalone", scripted=True),
+        DrafterLane(
+            name="NGRAM",
+            method="NGRAM",
+            folder="ngram",
+            without_checkpoint=True,
+            options={"prompt_lookup_min": PROMPT_LOOKUP_MIN, "prompt_lookup_max": PROMPT_LOOKUP_MAX},
+        ),
+        DrafterLane(
+            name="EXTRACT",
+            method="EXTRACT_HIDDEN_STATES",
+            folder="extract_hidden_states",
+            aux=True,
+            without_checkpoint=True,
+            max_k=1,
+            options={"aux_layer_ids": AUX_LAYER_IDS},
+        ),
     )
 }
 

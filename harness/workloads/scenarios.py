@@ -134,6 +134,35 @@ def overlap_buckets(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     return Batch(requests, k=2, changes=_setup(overlap=True, batch_buckets=(2, 4, 8)))
 
 
+def repeats(vocabulary: Vocabulary, seed: int = 0) -> Batch:
+    """Prompts that hold a stretch of what will be said, and its beginning again behind it: what is looked up there is
+    right, right up to the end of the stretch, or not to be found."""
+    shapes = ((1, 1, 6), (2, 1, 9), (6, 2, 12), (9, 1, 18), (10, 1, 14), (11, 1, 15), (14, 3, 20), (20, 1, 22))
+    requests = []
+    for i, (length, again, cap) in enumerate(shapes):
+        start, between = vocabulary.prompt(1, 100 * seed + i), vocabulary.prompt(2, 100 * seed + i)[1:]
+        stretch = start + vocabulary.continue_(start, length - 1)
+        prompt = stretch + between + stretch[:again]
+        requests.append(
+            Request(request_id=f"q{i}", prompt_token_ids=prompt, sampling=SamplingParams(max_new_tokens=cap))
+        )
+    return Batch(tuple(requests), k=3)
+
+
+def one_token(vocabulary: Vocabulary, k: int) -> Batch:
+    """Requests that say one token over and over, after prompts of nothing else: whoever drafts from the text alone is
+    right, and has k tokens to draft."""
+    requests = tuple(
+        Request(
+            request_id=f"q{i}",
+            prompt_token_ids=(token,) * (k + 4 + 3 * i),
+            sampling=SamplingParams(max_new_tokens=9 + 2 * i, logit_bias=((token, 100.0),)),
+        )
+        for i, token in enumerate(vocabulary.ordinary[:5])
+    )
+    return Batch(requests, k=k)
+
+
 SCENARIOS = {
     make.__name__: make
     for make in (

@@ -9,7 +9,9 @@ from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
+from reference_engine.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
 from reference_engine.drafters.mtp import MTPDrafter
+from reference_engine.drafters.ngram import NgramDrafter
 from reference_engine.drafters.standalone import StandaloneDrafter
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.sampling.random import RandomSource
@@ -19,6 +21,8 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "EAGLE": EagleDrafter,
     "EAGLE3": Eagle3Drafter,
     "MTP": MTPDrafter,
+    "NGRAM": NgramDrafter,
+    "EXTRACT_HIDDEN_STATES": ExtractHiddenStatesDrafter,
     "CUSTOM": CustomDrafter,
 }
 

@@ -8,7 +8,7 @@ drafts left there), then drafts from the token that was sampled last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +33,10 @@ class ProposeInputs:
     nothing and backup_token_ids [N] holds the known token that follows. seq_lens [N]: committed tokens, the emitted
     ones included. computed_from [N]: first position whose rows this request computed itself (after a prefix hit).
     history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host.
+
+    num_steps: how many steps to draft, 0 for none; they give num_drafts draft tokens a row, the width of the proposal.
+    draft_limits [N]: the most draft tokens of each row; room [N]: no draft may lie deeper, or it would not fit into a
+    context. What a chain holds past either is dropped by the runner; a tree must be cut by its drafter.
     """
 
     rows: torch.Tensor
@@ -51,11 +55,15 @@ class ProposeInputs:
     block_table: torch.Tensor
     max_seq_len: int
     sampling: SamplingBatch
+    num_steps: int
+    num_drafts: int
+    draft_limits: torch.Tensor
+    room: torch.Tensor
 
 
 @dataclass(slots=True)
 class Proposal:
-    """token_ids [N, num_draft_tokens - 1] int64, PLACEHOLDER = no draft; parents likewise for trees (node index, 0 =
+    """token_ids [N, num_drafts] int64, PLACEHOLDER = no draft; parents likewise for trees (node index, 0 =
     root), None for chains; probs [N, k, V]: what sampled drafts were drawn from, None for drafts without chance."""
 
     token_ids: torch.Tensor
@@ -77,10 +85,12 @@ class InputShadow:
 
 class Drafter(ABC):
     """`lookahead`: how many tokens after position p its KV row p depends on; part of the prefix-cache key.
-    `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows. `memory`: its attributes that
-    hold what requests left there; whatever else holds tensors holds weights."""
+    `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows. `max_positions`: it computes
+    no row at or past this position (None: no limit of its own). `memory`: its attributes that hold what requests left
+    there; whatever else holds tensors holds weights."""
 
     lookahead: int = 0
+    max_positions: int | None = None
     memory: tuple[str, ...] = ("cache", "shadow")
     aux_layer_ids: tuple[int, ...] = ()
     num_forwards: int = 0
@@ -94,9 +104,19 @@ class Drafter(ABC):
         """KV caches that share the target's slots, to be poisoned with them."""
         return []
 
+    def num_valid_rows(self, num_tokens: int) -> int:
+        """Rows of its KV that are exact for a request of so many committed tokens."""
+        rows = max(num_tokens - self.lookahead, 0)
+        return rows if self.max_positions is None else min(rows, self.max_positions)
+
     def poison(self, pages: Iterable[int]) -> None:
         for cache in self.caches():
             cache.poison(pages)
+
+    def layer_states(self, pages: Sequence[int], num_rows: int) -> torch.Tensor | None:
+        """Rows [num_rows, layers, hidden] of a request that holds `pages`, for the user; None: it keeps none."""
+        del pages, num_rows
+        return None
 
 
 @dataclass(slots=True)
@@ -145,13 +165,17 @@ class ModelDrafter(Drafter):
         sampled, backup = inputs.sampled_token_ids, inputs.backup_token_ids
         backend = self.cache.backend
         next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=backend)
+        # Also when nothing is drafted: a later step finds its KV as exact as ever.
         drafting = self.ingest(inputs, next_token_ids)
-        if inputs.all_discarded:
-            width = self.spec.num_draft_tokens - 1
-            return Proposal(inputs.rows.new_full((len(inputs.rows), width), PLACEHOLDER))
+        if inputs.all_discarded or inputs.num_steps == 0:
+            return Proposal(inputs.rows.new_full((len(inputs.rows), inputs.num_drafts), PLACEHOLDER))
         proposal = self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
         proposal.token_ids = proposal.token_ids.masked_fill(inputs.discard[:, None], PLACEHOLDER)
         return proposal
+
+    def cramped(self, inputs: ProposeInputs) -> bool:
+        """Whether a draft might have to be fed at a position that the drafter has not got."""
+        return self.max_positions is not None and inputs.max_seq_len + inputs.num_steps > self.max_positions
 
     def choose(self, inputs: ProposeInputs, drafting: Drafting) -> torch.Tensor:
         """Draw the next draft token [N] from the logits and note it, in target ids."""
@@ -177,37 +201,42 @@ class ModelDrafter(Drafter):
         return token
 
     def _draft_chain(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
-        base = inputs.seq_lens + self.base_offset
-        while len(drafting.tokens) < self.spec.num_steps:
+        base, num_steps = inputs.seq_lens + self.base_offset, inputs.num_steps
+        cramped = self.cramped(inputs)
+        while len(drafting.tokens) < num_steps:
             token = self.choose(inputs, drafting)
             done = len(drafting.tokens)
-            if done == self.spec.num_steps:
+            if done == num_steps:
                 break
             position = (base + done - self.num_ingest_steps)[:, None]
             bound = inputs.max_seq_len + self.base_offset + done
-            context = self.context(inputs, position, bound)
+            valid = inputs.room[:, None] > done if cramped else None
+            context = self.context(inputs, position, bound, valid=valid)
             logits, features = self.step(token[:, None], drafting.features[:, None], context)
             drafting.logits, drafting.features = logits[:, 0], features[:, 0]
-        probs = torch.stack(drafting.probs, dim=1) if drafting.probs else None
-        return Proposal(torch.stack(drafting.tokens, dim=1), probs=probs)
+        # A drafter whose ingesting gives several tokens may have more than were asked for.
+        probs = torch.stack(drafting.probs[:num_steps], dim=1) if drafting.probs else None
+        return Proposal(torch.stack(drafting.tokens[:num_steps], dim=1), probs=probs)
 
     def _draft_tree(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         """Grow an EAGLE-2 tree: each step feeds the topk best nodes and takes topk children of each."""
-        spec = self.spec
-        tree = TreeBuilder(drafting.logits, drafting.features, spec.topk, spec.num_steps, self.to_target_ids)
+        spec, num_steps = self.spec, inputs.num_steps
+        tree = TreeBuilder(drafting.logits, drafting.features, spec.topk, num_steps, self.to_target_ids)
         base = (inputs.seq_lens + self.base_offset)[:, None]
+        cramped = self.cramped(inputs)
         offsets = torch.arange(spec.topk, device=base.device)
-        for step in range(1, spec.num_steps):
+        for step in range(1, num_steps):
             first = (step - 1) * spec.topk
             context = self.context(
                 inputs,
                 base + first + offsets,
                 inputs.max_seq_len + self.base_offset + first + spec.topk,
+                valid=(inputs.room[:, None] > step).expand(-1, spec.topk) if cramped else None,
                 positions=(base + step - 1).expand(-1, spec.topk),
                 window_mask=tree.window_mask(step),
             )
             tree.expand(*self.step(tree.tokens, tree.features, context), step)
-        return Proposal(*tree.select(spec.num_draft_tokens - 1))
+        return Proposal(*tree.select(inputs.num_drafts, inputs.draft_limits, inputs.room))
 
     def context(
         self,

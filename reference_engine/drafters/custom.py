@@ -12,7 +12,8 @@ from reference_engine.sampling.random import RandomSource
 
 
 class CustomDrafter(Drafter):
-    """`script(request_id, committed token ids, k)` returns up to k ids; what it leaves out is no draft."""
+    """`script(request_id, committed token ids, k)` returns up to k ids; what it leaves out is no draft. It is not asked
+    where none is wanted."""
 
     def __init__(self, config: EngineConfig, target: CausalLM, random: RandomSource, num_positions: int) -> None:
         del target, random, num_positions
@@ -27,15 +28,15 @@ class CustomDrafter(Drafter):
                 "verification could weigh; CUSTOM must use 'greedy'"
             )
         self.script = config.spec.script
-        self.num_drafts = config.spec.num_draft_tokens - 1
 
     def propose(self, inputs: ProposeInputs) -> Proposal:
-        drafts = torch.full((len(inputs.rows), self.num_drafts), PLACEHOLDER, dtype=torch.long)
+        drafts = torch.full((len(inputs.rows), inputs.num_drafts), PLACEHOLDER, dtype=torch.long)
         tokens = inputs.history[inputs.rows].tolist()
         lengths, discard = inputs.seq_lens.tolist(), inputs.discard.tolist()
+        limits = torch.minimum(inputs.draft_limits, inputs.room).clamp(max=inputs.num_drafts).tolist()
         for index, request_id in enumerate(inputs.request_ids):
-            if not discard[index]:
+            if limits[index] and not discard[index]:
                 committed = tuple(tokens[index][: lengths[index]])
-                chosen = list(self.script(request_id, committed, self.num_drafts))[: self.num_drafts]
+                chosen = list(self.script(request_id, committed, limits[index]))[: limits[index]]
                 drafts[index, : len(chosen)] = torch.tensor(chosen, dtype=torch.long)
         return Proposal(drafts.to(inputs.rows.device))

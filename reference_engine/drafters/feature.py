@@ -30,6 +30,7 @@ class FeatureDrafter(ModelDrafter):
         super().__init__(config.spec, target.config.vocab_size, random)
         self.device = torch.device(config.device)
         self.model_config = model
+        self.max_positions = model.max_positions
         self.rotary = RotaryEmbedding(model, num_positions, config.torch_dtype, self.device)
         self._engine_config = config
 
@@ -60,8 +61,9 @@ class FeatureDrafter(ModelDrafter):
         columns = torch.arange(inputs.token_ids.shape[1], device=inputs.rows.device)
         last = (inputs.num_rows - 1).clamp(min=0)[:, None]
         token_ids = shift_append(inputs.token_ids, inputs.num_rows, next_token_ids, backend=self.cache.backend)
-        valid = columns < inputs.num_rows[:, None]
-        context = self.context(inputs, inputs.positions[:, :1] + columns, inputs.max_seq_len, valid=valid)
+        positions = inputs.positions[:, :1] + columns
+        valid = (columns < inputs.num_rows[:, None]) & (positions < self.model_config.max_positions)
+        context = self.context(inputs, positions, inputs.max_seq_len, valid=valid)
         outputs = self.run(token_ids, self.features_of(inputs.hidden), context)
         features = outputs.gather(1, last[:, :, None].expand(-1, 1, outputs.shape[2]))[:, 0]
         return Drafting(self.logits(features), features)

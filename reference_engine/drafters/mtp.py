@@ -77,6 +77,7 @@ class MTPDrafter(FeatureDrafter):
         offsets = torch.arange(inputs.token_ids.shape[1] + tail, device=inputs.rows.device) - tail
         positions = inputs.positions[:, :1] + offsets
         valid = (positions >= inputs.computed_from[:, None]) & (offsets < inputs.num_rows[:, None])
+        valid &= positions < self.model_config.max_positions
         context = self.context(inputs, positions, inputs.max_seq_len, valid=valid)
         outputs = torch.cat([self.tail[inputs.rows], inputs.hidden], dim=1)
         kept = inputs.num_rows[:, None] + torch.arange(tail, device=inputs.rows.device)

@@ -30,6 +30,7 @@ class StandaloneDrafter(ModelDrafter):
                 f"{config.spec.model}: vocab_size={self.model.config.vocab_size} of the draft model must equal the "
                 f"target's {target.config.vocab_size}"
             )
+        self.max_positions = self.model.config.max_positions
         self.cache = KVCache(config, self.model.config, self.model.config.num_layers)
         if config.snapshots:
             slots = self.cache.num_slots
@@ -43,8 +44,9 @@ class StandaloneDrafter(ModelDrafter):
         columns = torch.arange(queries + 1, device=inputs.rows.device)
         token_ids = torch.cat([inputs.token_ids, torch.zeros_like(inputs.rows)[:, None]], dim=1)
         token_ids = token_ids.scatter(1, inputs.num_rows[:, None], next_token_ids[:, None])
-        valid = columns <= inputs.num_rows[:, None]
-        context = self.context(inputs, inputs.positions[:, :1] + columns, inputs.max_seq_len, valid=valid)
+        positions = inputs.positions[:, :1] + columns
+        valid = (columns <= inputs.num_rows[:, None]) & (positions < self.model.config.max_positions)
+        context = self.context(inputs, positions, inputs.max_seq_len, valid=valid)
         logits, features = self.step(token_ids, inputs.hidden.new_zeros(rows, queries + 1, 0), context)
         last = inputs.num_rows[:, None, None].expand(-1, 1, logits.shape[2])
         return Drafting(logits.gather(1, last)[:, 0], features[:, 0])

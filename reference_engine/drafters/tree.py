@@ -35,6 +35,7 @@ class TreeBuilder:
         self._visible = torch.zeros(rows, topk, topk * max(num_steps - 1, 1), dtype=torch.bool, device=ids.device)
         self._scores, self._ids = [scores], [self.tokens]
         self._parents = [torch.full_like(ids, PLACEHOLDER)]
+        self._depths = [torch.ones_like(ids)]
 
     def window_mask(self, step: int) -> torch.Tensor:
         """[N, topk, scratch]: what the frontier fed at `step` sees of the scratch: its ancestors and itself."""
@@ -53,6 +54,7 @@ class TreeBuilder:
         self._scores.append(scores)
         self._ids.append(tokens)
         self._parents.append(self._frontier.repeat_interleave(topk, dim=1))
+        self._depths.append(torch.full_like(tokens, step + 1))
         self._frontier_scores, best = _best(scores, topk)
         parent = best // topk
         self._frontier = first + best
@@ -60,19 +62,26 @@ class TreeBuilder:
         self.features = features.gather(1, parent[:, :, None].expand(-1, -1, features.shape[2]))
         self._visible = self._visible.gather(1, parent[:, :, None].expand(-1, -1, self._visible.shape[2]))
 
-    def select(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def select(
+        self, count: int, limits: torch.Tensor | None = None, depths: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The `count` best candidates, parents before children -> token ids [N, count], parents [N, count] as node
-        indices (0 = root, candidate j of the selection = node j + 1)."""
+        indices (0 = root, candidate j of the selection = node j + 1). A row keeps its `limits` [N] best of them, and
+        none deeper than `depths` [N]; the others become PLACEHOLDER."""
         scores, ids = torch.cat(self._scores, 1), torch.cat(self._ids, 1)
         parents = torch.cat(self._parents, 1)
+        if depths is not None:
+            scores = scores.masked_fill(torch.cat(self._depths, 1) > depths[:, None], float("-inf"))
         # A stable sort keeps a parent before its children even where their scores are equal.
-        chosen = _best(scores, count)[1].sort(dim=1).values
+        chosen, rank = _best(scores, count)[1].sort(dim=1)
         node_of = torch.zeros_like(parents).scatter_(
             1, chosen, torch.arange(1, count + 1, device=chosen.device).expand_as(chosen)
         )
         parent = parents.gather(1, chosen)
         parent_node = torch.where(parent < 0, 0, node_of.gather(1, parent.clamp(min=0)))
         impossible = scores.gather(1, chosen).isneginf()
+        if limits is not None:
+            impossible |= rank >= limits[:, None]
         return ids.gather(1, chosen).masked_fill(impossible, PLACEHOLDER), parent_node
 
 

@@ -15,7 +15,8 @@ from reference_engine.verification.tree import verify_tree_greedy, verify_tree_s
 
 
 class Window:
-    """The rows [N] of a launch with what their logits follow. `tree` is set for draft trees."""
+    """The rows [N] of a launch with what their logits follow: the first `num_drafts` drafts of each, all unless told
+    otherwise. `tree` is set for draft trees."""
 
     def __init__(self, pool: RequestPool, rows: torch.Tensor, sampling: SamplingBatch, random: RandomSource) -> None:
         self.pool = pool
@@ -23,6 +24,11 @@ class Window:
         self.sampling = sampling
         self.random = random
         self.tree: Tree | None = None
+        self.num_drafts = pool.draft_tokens.shape[1]
+
+    @property
+    def drafts(self) -> torch.Tensor:
+        return self.pool.draft_tokens[self.rows, : self.num_drafts]
 
     def uniform(self, positions: torch.Tensor, stream: int) -> torch.Tensor:
         return self.random.uniform(self.sampling.seeds, positions, stream)
@@ -87,7 +93,8 @@ def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accep
     positions = window.pool.seq_lens[window.rows][:, None] + depth
     final = window.uniform(positions, Stream.FINAL)
     if tree is None:
-        draft_probs = None if window.pool.draft_probs is None else window.pool.draft_probs[window.rows]
+        probs_pool = window.pool.draft_probs
+        draft_probs = None if probs_pool is None else probs_pool[window.rows, : drafts.shape[1]]
         accept = window.uniform(positions[:, :-1], Stream.SIBLING)
         return verify_chain_sampled(drafts, draft_probs, probs, accept, final, sampling.backend)
     siblings = [window.uniform(positions, Stream.SIBLING + i) for i in range(drafts.shape[1])]

@@ -7,35 +7,77 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from harness.contract import Run
 from harness.contract.request import PooledRows
-from harness.invariants import Scribbler, Violation, alias_1, alias_1_pooled, alias_2, alias_2_scribbled
+from harness.invariants import (
+    Scribbler,
+    Violation,
+    alias_1,
+    alias_1_layers,
+    alias_1_pooled,
+    alias_2,
+    alias_2_scribbled,
+)
+from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import (
     abort_storm,
+    chunked_prefill,
     overlap_buckets,
     ragged_eight,
+    repeats,
     short_prompts,
     tiny_pool_preemption,
     warm_prefix,
 )
-from harness.workloads.strategies import Batch
+from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExamples, offering, scenarios, watched
 
 TELLING = (ragged_eight, short_prompts, tiny_pool_preemption, warm_prefix, overlap_buckets)
+KEEPING_LAYERS = [name for name, spec in LANES.items() if spec.keeps_layers]
+STUTTER = vocabulary("census-stutter")
+"""Here a token may follow itself, so that its draft is accepted and a step has two sampled columns."""
+STUTTER_BATCH = batches(STUTTER, mixed=False)
+"""Nobody asks for hidden states, so that prefixes are taken from the cache."""
+
+
+def kept(lane: Lane, run: Run, family: str) -> list[Violation]:
+    return alias_1_layers(run, lane.layer_states(family)) if lane.spec.keeps_layers else []
 
 
 @pytest.mark.invariant("ALIAS-1")
 @given(batch=ROW_BATCH)
 def test_rows_are_their_owners(lane: Lane, batch: Batch) -> None:
     run = lane.run_batch(batch, family=ROWS.family)
-    lane.check(alias_1(run, lane.rows(ROWS.family)))
+    lane.check(alias_1(run, lane.rows(ROWS.family)) + kept(lane, run, ROWS.family))
 
 
 @pytest.mark.invariant("ALIAS-1")
 def test_rows_are_their_owners_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
     for _, run in scenarios(lane, ROWS, TELLING, watched):
-        lane.check(alias_1(run, lane.rows(ROWS.family)))
+        lane.check(alias_1(run, lane.rows(ROWS.family)) + kept(lane, run, ROWS.family))
         record_examples(1)
+
+
+@pytest.mark.invariant("ALIAS-1")
+@pytest.mark.drafters(*KEEPING_LAYERS)
+@given(batch=STUTTER_BATCH)
+def test_kept_layers_are_their_owners(lane: Lane, batch: Batch) -> None:
+    lane.check(kept(lane, lane.run_batch(batch, family=STUTTER.family), STUTTER.family))
+
+
+@pytest.mark.invariant("ALIAS-1")
+@pytest.mark.drafters(*KEEPING_LAYERS)
+@pytest.mark.parametrize("make", [repeats, warm_prefix, tiny_pool_preemption, chunked_prefill, abort_storm])
+def test_kept_layers_are_their_owners_in_scenarios(lane: Lane, make: MakeBatch) -> None:
+    """Accepted drafts, prefix hits, resumed requests and chunk borders, without hidden states."""
+    batch = make(STUTTER)
+    batch = replace(batch, requests=tuple(replace(r, return_hidden_states=False) for r in batch.requests))
+    run = lane.run_batch(batch, family=STUTTER.family)
+    if make is repeats:
+        assert {2} < {length for done in run.completions for length in done.accept_lens or ()}, "no draft is accepted"
+    lane.check(kept(lane, run, STUTTER.family))
 
 
 @pytest.mark.invariant("ALIAS-2")

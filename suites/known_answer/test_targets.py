@@ -21,6 +21,8 @@ def test_closed_form_is_the_forward_pass(families, name, dtype):
         tokens += target.greedy(tokens, 8)
         states = target_states(target.config, target.weights, tokens)
         assert (states.hidden - target.hidden_rows(tokens)).abs().max() < 1e-9
+        entering = target.layer_states(tokens, range(len(states.entering)))
+        assert (torch.stack(states.entering, dim=1) - entering).abs().max() < 1e-9
         for place in range(len(tokens)):
             assert (states.logprobs[place] - target.logprobs(tokens[: place + 1])).abs().max() < 1e-8
 
