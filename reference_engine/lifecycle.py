@@ -95,6 +95,10 @@ class LifeCycle(ABC):
             read |= _drafter_weights(drafter, target)
         self._replace(held, read)
 
+    @property
+    def has_drafter_weights(self) -> bool:
+        return self.drafter is not None and bool(_drafter_weights(self.drafter, self.target).tensors)
+
     def reload_drafter(self) -> None:
         """Read the drafter's weights again, as `reload_target` does the target's. What a drafter shares with its target
         is the target's."""

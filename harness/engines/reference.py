@@ -68,6 +68,13 @@ class ReferenceEngine:
             self.engine = LLMEngine(replace(_config(setup), **options))
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._actions = _ACTIONS - self._pointless()
+
+    def _pointless(self) -> set[str]:
+        """Actions without anything to act upon."""
+        if self.setup.drafter is None:
+            return {"reload_drafter", "set_num_steps"}
+        return set() if self.engine.has_drafter_weights else {"reload_drafter"}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -75,7 +82,7 @@ class ReferenceEngine:
             engine="reference",
             version="0.1.0",
             drafters=frozenset(DRAFTERS),
-            features=_FEATURES | _ACTIONS,
+            features=_FEATURES | self._actions,
             ignore_eos="emit",
             grey_box=True,
             seeds_of_samples="consecutive",
@@ -150,8 +157,8 @@ class ReferenceEngine:
         del self.engine
 
     def refuse_action(self, name: ActionName) -> None:
-        if name not in _ACTIONS:
-            raise Refused(f"{name}: the reference engine does not support it; leave it out")
+        if name not in self._actions:
+            raise Refused(f"{name}: there is nothing to do it to in this set-up; leave it out")
 
     def refuse(self, request: Request) -> None:
         """Raises `Refused` when the engine could not run the request."""

@@ -182,7 +182,7 @@ ACTIONS = tuple(
         (Action(step=2, name="sleep"), Action(step=4, name="wake")),
         (Action(step=2, name="reload_target"),),
         (Action(step=2, name="reload_drafter"),),
-        (Action(step=1, name="set_num_steps", value=0), Action(step=3, name="set_num_steps", value=2)),
+        (Action(step=1, name="set_num_steps", value=0), Action(step=3, name="set_num_steps", value=1)),
     )
 )
 SETUPS = tuple(

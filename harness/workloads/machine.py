@@ -69,6 +69,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.setup = {"k": k, "snapshots": True, **pool, **schedule}
         self.engine = self.resources.enter_context(self.lane.stepped(family=FAMILY, **self.setup))
         self.session = self.engine.open()
+        drafter = self.lane.setup(family=FAMILY, **self.setup).drafter
+        self.num_steps = 0 if drafter is None else drafter.num_steps
 
     @precondition(lambda self: len(self.asked) < MAX_REQUESTS)
     @rule(data=st.data())
@@ -87,14 +89,14 @@ class EngineMachine(RuleBasedStateMachine):
     def preempt(self, data: st.DataObject) -> None:
         self._act("preempt", f"{data.draw(st.sampled_from(self.asked), label='who').request_id}#0")
 
-    @precondition(lambda self: "set_num_steps" in self.claimed and self.lane.speculative)
+    @precondition(lambda self: "set_num_steps" in self.claimed)
     @rule(data=st.data())
     def set_num_steps(self, data: st.DataObject) -> None:
-        self._act("set_num_steps", data.draw(st.integers(0, self.setup["k"]), label="k"))
+        self._act("set_num_steps", data.draw(st.integers(0, self.num_steps), label="k"))
 
     @rule(name=st.sampled_from(("reset_prefix_cache", "reload_target", "reload_drafter")))
     def refresh(self, name: ActionName) -> None:
-        if name in self.claimed and self.resting != "sleep" and (self.lane.speculative or name != "reload_drafter"):
+        if name in self.claimed and self.resting != "sleep":
             self._act(name)
 
     @precondition(lambda self: self.resting is None)
