@@ -138,11 +138,13 @@ class HybridTarget(CensusTarget):
 
     def _mixed_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
         row, layout = super()._mixed_row(tokens, counts), self.places
+        recent, seen = [0.0] * self.vocab_size, [0.0] * self.vocab_size
         # What lies further back than the digits of a float64 adds nothing.
         for distance, token in enumerate(reversed(tokens[-64:])):
-            row[layout.recent + token] += 2.0**-distance
+            recent[token] += 2.0**-distance
         for token, count in counts.items():
-            row[layout.seen + token] = count / SEEN_UNIT
+            seen[token] = count / SEEN_UNIT
+        row[layout.recent : layout.seen + self.vocab_size] = torch.tensor(recent + seen, dtype=torch.float64)
         return row
 
     def decode_row(self, row: torch.Tensor, position: int) -> Reading:
