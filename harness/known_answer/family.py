@@ -121,7 +121,7 @@ def hybrid(name: str, dtype: torch.dtype, *, perfect: bool = False, seed: int = 
     alphabets = target.alphabets
     errs_on = set() if perfect else {alphabet[place] for alphabet in alphabets.members for place in (2, 5)}
     followers = sum(len(alphabets.followers(token)) for token in range(target.vocab_size))
-    host = HybridTarget(dtype=dtype, seed=seed, num_layers=2, intermediate_size=followers)
+    host = HybridTarget(dtype=dtype, seed=seed, intermediate_size=followers)
     drafters = {
         "standalone": standalone.census(target, errs_on),
         "mtp": mtp_hybrid.HybridMtp(host, errs_on),

@@ -56,7 +56,7 @@ class HybridTarget(CensusTarget):
         *,
         eos_token_id: int = EOS_TOKEN_ID,
         dtype: torch.dtype = torch.float32,
-        num_layers: int = 4,
+        num_layers: int = 2,
         seed: int = 0,
         intermediate_size: int = 0,
     ) -> None:
@@ -130,10 +130,12 @@ class HybridTarget(CensusTarget):
     def state(self, tokens: Sequence[int]) -> torch.Tensor:
         """Recurrent state after `tokens`, float64 [1 layer, 2 heads, owners, V]. Exact as it stands in float32 for the
         slow head; for the fast one to 24 binary digits."""
+        ids = torch.tensor(tokens, dtype=torch.long)
+        owners = torch.tensor([self.alphabets.owner[token] or 0 for token in tokens], dtype=torch.long)
+        shares = 2.0 ** -torch.arange(len(tokens) - 1, -1, -1, dtype=torch.float64)
         state = torch.zeros(1, 2, OWNERS, self.vocab_size, dtype=torch.float64)
-        for token in tokens:
-            state[:, FAST] /= 2
-            state[:, :, self.alphabets.owner[token] or 0, token] += 1
+        for head, share in ((FAST, shares), (SLOW, torch.ones_like(shares))):
+            state[0, head].index_put_((owners, ids), share, accumulate=True)
         return state
 
     def _mixed_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:

@@ -39,7 +39,7 @@ class GatedLinearAttention:
         heads, key_dim, value_dim = self.size
         shape, wide = context.positions.shape, states.initial.dtype
         sizes = [heads * key_dim, heads * key_dim, heads * value_dim]
-        q, k, v = self.qkv(x).to(wide).view(*shape, -1).split(sizes, dim=-1)
+        q, k, v = torch.split(self.qkv(x).to(wide).view(*shape, -1), sizes, dim=-1)
         q, k = q.reshape(*shape, heads, key_dim, 1), k.reshape(*shape, heads, key_dim, 1)
         gates = self.gate(x).to(wide).sigmoid().view(*shape, heads)
         after = states.scan(gates, k * v.reshape(*shape, heads, 1, value_dim))
