@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from kernels.build_tree import Tree
+from reference_engine.cache.recurrent import RecurrentPass
 from reference_engine.sampling.sampler import Window
 
 
 @dataclass(slots=True)
 class TargetPass:
     """token_ids, cache_positions [N, n] of the verify windows, draft_tokens [N, n - 1]; hidden rows [N, n, hidden],
-    auxiliary states, logits [N, n, V]."""
+    auxiliary states, logits [N, n, V]; the states of recurrent layers after each node, until they are settled."""
 
     token_ids: torch.Tensor
     draft_tokens: torch.Tensor
@@ -27,6 +28,7 @@ class TargetPass:
     hidden: torch.Tensor
     aux: torch.Tensor | None
     logits: torch.Tensor
+    recurrent: RecurrentPass | None = None
 
     @property
     def features(self) -> torch.Tensor:

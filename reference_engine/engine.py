@@ -12,6 +12,7 @@ import torch
 from reference_engine.batch import Batch, LaunchTrace, StepResult
 from reference_engine.cache.kv import KVCache
 from reference_engine.cache.pages import PageAllocator
+from reference_engine.cache.recurrent import RecurrentCache
 from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters import load_drafter
 from reference_engine.lifecycle import LifeCycle
@@ -67,7 +68,7 @@ class LLMEngine(LifeCycle):
         mend = f"must not exceed max_position_embeddings ({limit}) of the target"
         require(config.context_length <= limit, "context_length", config.context_length, mend)
         self.cache = KVCache(config, self.target.config, self.target.config.num_layers)
-        self.pool = RequestPool(config, self.target.config.vocab_size)
+        self.pool = RequestPool(config, self.target.config.vocab_size, self._new_recurrent_cache())
         lookahead = self.drafter.lookahead if self.drafter else 0
         self.allocator = PageAllocator(
             config.total_pages, config.page_size, lookahead, config.prefix_cache, self._poison
@@ -83,6 +84,14 @@ class LLMEngine(LifeCycle):
         self._step = StepOutput()
         self._arrivals = itertools.count()
         self._live: dict[str, list[RequestState]] = {}
+
+    def _new_recurrent_cache(self) -> RecurrentCache | None:
+        if not self.target.config.recurrent_layers:
+            return None
+        for name in ("compile", "cuda_graphs"):
+            mend = "a target with recurrent layers steps through its states in Python; must be False"
+            require(not getattr(self.config, name), name, True, mend)
+        return RecurrentCache(self.config, self.target.config)
 
     @property
     def has_unfinished(self) -> bool:
@@ -217,6 +226,8 @@ class LLMEngine(LifeCycle):
     def _poison(self, pages: Iterable[int]) -> None:
         if self.config.poison:
             self.cache.poison(pages)
+            if self.pool.recurrent is not None:
+                self.pool.recurrent.poison(pages)
             if self.drafter is not None:
                 self.drafter.poison(pages)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from reference_engine.cache.recurrent import RecurrentCache
 from reference_engine.config import EngineConfig
 from reference_engine.request import RequestState
 
@@ -16,10 +17,11 @@ class RequestPool:
 
     token_ids [R, W] int64: prompt and committed tokens; seq_lens [R]: how many; block_table [R, pages] int64, 0 = null
     page; draft_tokens [R, num_draft_tokens - 1], PLACEHOLDER = no draft; draft_parents likewise: node index (0 = root)
-    of each draft's parent; draft_probs [R, k, V] float32 or None: what sampled drafts were drawn from.
+    of each draft's parent; draft_probs [R, k, V] float32 or None: what sampled drafts were drawn from. `recurrent`: the
+    states of the same rows, for a target that has recurrent layers.
     """
 
-    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, recurrent: RecurrentCache | None = None) -> None:
         device = torch.device(config.device)
         rows = config.max_running + 1
         width = config.max_pages_per_request * config.page_size
@@ -33,6 +35,7 @@ class RequestPool:
         self.draft_parents = torch.arange(num_drafts, device=device).repeat(rows, 1)
         probabilistic = config.spec is not None and config.spec.draft_sample_method == "probabilistic"
         self.draft_probs = torch.zeros(rows, num_drafts, vocab_size, device=device) if probabilistic else None
+        self.recurrent = recurrent
         self._free_rows = list(range(config.max_running - 1, -1, -1))
 
     @property
@@ -58,6 +61,8 @@ class RequestPool:
 
     def release(self, request: RequestState) -> None:
         self.block_table[request.row] = 0
+        if self.recurrent is not None:
+            self.recurrent.release(request.row)
         self._free_rows.append(request.row)
         request.row = -1
 

@@ -8,6 +8,7 @@ import torch
 
 from reference_engine.batch import Batch, LaunchTrace, ProposeRecord, StepResult
 from reference_engine.cache.kv import KVCache, attention_context, slots_of
+from reference_engine.cache.recurrent import RecurrentPass
 from reference_engine.config import EngineConfig, pages_for
 from reference_engine.decode_pass import (
     DecodePass,
@@ -124,8 +125,13 @@ class Runner:
         max_kv_len = max(start + length for start, length in zip(batch.starts, batch.chunk_lens, strict=True))
         num_pages = pages_for(max_kv_len, self.config.page_size)
         context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, valid=valid)
+        if pool.recurrent is not None:
+            new = [request.num_cached == start for request, start in zip(batch.requests, batch.starts, strict=True)]
+            is_new = torch.tensor(new + [False] * len(pad), device=self.device)
+            context.recurrent = pool.recurrent.prefill(rows, pool.block_table[rows], starts, is_new)
         hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
         self._count_forward(token_ids, aux)
+        self._settle(context.recurrent, rows[:size], starts[:size], offsets.expand(size, -1), lens[:size])
         samples = torch.tensor(batch.samples + [False] * len(pad), device=self.device)
         last = (lens - 1).clamp(min=0)
         logits = self.target.logits(hidden[torch.arange(len(rows)), last])[:, None]
@@ -162,6 +168,8 @@ class Runner:
         self._count_forward(target.token_ids, target.aux)
         longest = min(width, self.config.max_accept_len)
         verdict = verify(target.logits, target.draft_tokens, window, longest)
+        accepted = verdict.accept_index[:size], verdict.accept_lens[:size]
+        self._settle(target.recurrent, rows[:size], target.cache_positions[:size, 0], *accepted)
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
         result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
@@ -197,8 +205,24 @@ class Runner:
             }
         positions = roots[:, None] + torch.arange(token_ids.shape[1], device=rows.device)
         context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
+        if pool.recurrent is not None:
+            parents = None if window.tree is None else window.tree.parents
+            context.recurrent = pool.recurrent.verify(rows, parents)
         hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
-        return TargetPass(token_ids, drafts, positions, hidden, aux, self.target.logits(hidden))
+        logits = self.target.logits(hidden)
+        return TargetPass(token_ids, drafts, positions, hidden, aux, logits, context.recurrent)
+
+    def _settle(
+        self,
+        done: RecurrentPass | None,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        path: torch.Tensor,
+        lens: torch.Tensor,
+    ) -> None:
+        """The states after the tokens that count become those of their requests."""
+        if done is not None and self.pool.recurrent is not None:
+            self.pool.recurrent.settle(done, rows, self.pool.block_table[rows], starts, path, lens)
 
     @property
     def _is_tree(self) -> bool:

@@ -14,7 +14,8 @@ from reference_engine.request import RequestState
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Committed tokens on the device (n of them); target_kv [n - 1, layers, 2, kv_heads, head_dim] and the same of the
-    drafter over its valid rows, with the ids and feature rows that it was fed there; or what it keeps of the layers."""
+    drafter over its valid rows, with the ids and feature rows that it was fed there, or what it keeps of the layers;
+    recurrent_state [recurrent layers, heads, key_dim, value_dim] after the first n - 1 tokens."""
 
     owner: str
     token_ids: tuple[int, ...]
@@ -22,6 +23,7 @@ class Snapshot:
     draft_kv: torch.Tensor | None
     draft_input_ids: torch.Tensor | None
     draft_features: torch.Tensor | None
+    recurrent_state: torch.Tensor | None
 
 
 def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
@@ -47,6 +49,7 @@ def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
         draft_kv=draft_kv,
         draft_input_ids=draft_ids,
         draft_features=draft_features,
+        recurrent_state=None if pool.recurrent is None else pool.recurrent.states[:, row].clone(),
     )
 
 

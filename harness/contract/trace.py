@@ -112,6 +112,7 @@ class StateSnapshot:
     `token_ids` are the committed tokens; the KV of all but the last must exist. `target_kv` is
     [num_tokens - 1, layers, 2, kv_heads, head_dim], `draft_kv` the same for the drafter over its valid rows.
     `draft_input_ids` [rows] and `draft_features` [rows, width] are what the drafter was fed at each valid row.
+    `recurrent_state` [layers, ...] is that of recurrent layers after all tokens but the last.
     """
 
     owner: str
@@ -120,6 +121,7 @@ class StateSnapshot:
     draft_kv: torch.Tensor | None = None
     draft_input_ids: torch.Tensor | None = None
     draft_features: torch.Tensor | None = None
+    recurrent_state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -384,6 +384,7 @@ def _state(snapshot: Snapshot) -> StateSnapshot:
         draft_kv=snapshot.draft_kv,
         draft_input_ids=snapshot.draft_input_ids,
         draft_features=snapshot.draft_features,
+        recurrent_state=snapshot.recurrent_state,
     )
 
 

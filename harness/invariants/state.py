@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +35,7 @@ class _Scene:
 @invariant(
     "STATE-1",
     statement="after each step, draft KV and draft inputs equal those of a fresh draft prefill over the committed "
-    "tokens; target KV equals a sequential replay",
+    "tokens; target KV and recurrent state equal a sequential replay",
     needs={"snapshots", "known_answer"},
 )
 def state_1(run: Run, fresh: Fresh, tolerance: float | None = None) -> list[Violation]:
@@ -52,7 +52,7 @@ def state_1(run: Run, fresh: Fresh, tolerance: float | None = None) -> list[Viol
         for key, snapshot in sound:
             others = [(owner, twin) for owner, twin in twins if owner != snapshot.owner]
             scene = _Scene(key, step.step, snapshot, known[tuple(snapshot.token_ids)], others, limit)
-            out += [*_kv(scene), *_fed(scene)]
+            out += [*_kv(scene), *_fed(scene), *_recurrent(scene, known)]
     return out
 
 
@@ -128,6 +128,49 @@ def _fed(scene: _Scene) -> Iterator[Violation]:
             pools = [(who, getattr(state, name)) for who, state in states]
             tensors = [(who, plain(pool)) for who, pool in pools if isinstance(pool, torch.Tensor)]
             yield from _rows(scene, name, *pair, tensors)
+
+
+def _recurrent(scene: _Scene, known: Mapping[tuple[int, ...], StateSnapshot]) -> Iterator[Violation]:
+    """State per layer and head, each on a scale of its own; a wrong one is looked for among all states `known`."""
+    pair = _both(scene, "recurrent_state")
+    if isinstance(pair, Violation):
+        yield pair
+    elif pair is not None and pair[1].ndim < 3:
+        raise Misuse(f"fresh.recurrent_state: must be [layers, heads, ...], not {list(pair[1].shape)}")
+    elif pair is not None:
+        got, right = pair
+        for layer in range(right.shape[0]):
+            errors = row_errors(got[layer], right[layer])
+            for head in torch.nonzero(~(errors <= scene.tolerance)).flatten().tolist():
+                right_state, got_state = show_difference(right[layer, head], got[layer, head])
+                yield blame(
+                    "STATE-1",
+                    scene.key,
+                    f"recurrent_state, layer {layer}, head {head}: it is not that of a fresh prefill",
+                    step=scene.step,
+                    position=len(scene.got.token_ids) - 2,
+                    row=head,
+                    expected=right_state,
+                    got=got_state,
+                    origin=_whose_state(scene, known, got[layer, head], (layer, head)),
+                )
+
+
+def _whose_state(
+    scene: _Scene, known: Mapping[tuple[int, ...], StateSnapshot], got: torch.Tensor, place: tuple[int, int]
+) -> str | None:
+    """The tokens after which a fresh engine has this state, if it was ever asked for them; own ones first."""
+    if not got.isfinite().all():
+        return "NaN or infinite: unwritten or freed memory"
+    if not got.any():
+        return "zero: the state before the first token"
+    mine = tuple(scene.got.token_ids)
+    for tokens in sorted(known, key=lambda tokens: mine[: len(tokens)] != tokens):
+        state = known[tokens].recurrent_state
+        if state is not None and matching_rows(got, plain(state)[place][None], scene.tolerance):
+            whose = "the same request" if mine[: len(tokens)] == tokens else f"another one, which begins {tokens[:4]},"
+            return f"this is the state of {whose} after {len(tokens) - 1} tokens (expected: {len(mine) - 1})"
+    return None
 
 
 def _rows(

@@ -28,14 +28,17 @@ class Reading:
 
     `token` is the input token at the row. `counts` maps tokens to how often they occur in the visible history, the
     row's own token included; `lagged` is the token at the target's lag distance; `owner` numbers the alphabet that the
-    token belongs to. The last three are None where the target does not write them. `error` is the largest distance of
-    a decoded quantity from its exact value (in counts for a histogram, in units of a one-hot otherwise).
+    token belongs to. `state_counts` is what a recurrent state has counted, and `recent` are the last tokens that it
+    took in, newest first. All but the token are None where the target does not write them. `error` is the largest
+    distance of a decoded quantity from its exact value (in counts for a histogram, in units of a one-hot otherwise).
     """
 
     token: int
     counts: Mapping[int, int] | None = None
     lagged: int | None = None
     owner: int | None = None
+    state_counts: Mapping[int, int] | None = None
+    recent: tuple[int, ...] | None = None
     error: float = 0.0
 
 

@@ -24,8 +24,13 @@ HIT = 128.0
 SHARPNESS = 400.0
 """Score of a lag head at its peak, in nats per rotary frequency that it uses: all but the peak underflow in float32."""
 
-Style = Literal["llama", "qwen2", "mimo"]
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mimo": "MiMoForCausalLM"}
+Style = Literal["llama", "qwen2", "mimo", "draftproof_hybrid"]
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "draftproof_hybrid": "DraftproofHybridForCausalLM",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

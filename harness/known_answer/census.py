@@ -185,7 +185,7 @@ class CensusTarget(Target):
         if vocab_size > 50:
             raise ValueError(f"owners={owners}, alphabet_size={alphabet_size}: at most 49 tokens besides EOS fit")
         self.alphabets = Alphabets.build(owners, alphabet_size, eos_token_id, seed, stutter=stutter)
-        self.layout, self.dtype, self.style, self.seed = Layout(vocab_size), dtype, style, seed
+        self.layout, self.dtype, self.style, self.seed = self.new_layout(vocab_size), dtype, style, seed
         self.stutter = stutter
         self.meaning = tuple(meaning) if meaning is not None else tuple(range(vocab_size))
         rng = random.Random(seed + 1)
@@ -204,6 +204,10 @@ class CensusTarget(Target):
         self.weights = blocks.stored(self._weights(), dtype)
         self.head = self.weights["lm_head.weight"].double()
         self._norm = self.weights["model.norm.weight"][0].double()
+
+    @staticmethod
+    def new_layout(vocab_size: int) -> Layout:
+        return Layout(vocab_size)
 
     @property
     def final_codes(self) -> tuple[int, ...]:
@@ -264,8 +268,9 @@ class CensusTarget(Target):
             for token, (before, after) in enumerate(moves)
         ]
 
-    def _leaving(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
-        """Row of the last token behind the last layer, float64 [hidden_size]; `counts` are those of `tokens`."""
+    def _mixed_row(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
+        """Row of the last token between the last attention and the last MLP, float64 [hidden_size]; `counts` are those
+        of `tokens`."""
         row, layout, token = torch.zeros(HIDDEN_SIZE, dtype=torch.float64), self.layout, tokens[-1]
         row[layout.current + token] = 1.0
         row[layout.code + self.codes[-2][token]] = 1.0
@@ -273,6 +278,11 @@ class CensusTarget(Target):
         for other, count in counts.items():
             row[layout.histogram + other] = count / len(tokens)
         row[list(layout.constants)] = torch.tensor(CONSTANTS, dtype=torch.float64)
+        return row
+
+    def _leaving(self, tokens: Sequence[int], counts: Counter[int]) -> torch.Tensor:
+        """Row of the last token behind the last layer, float64 [hidden_size]; `counts` are those of `tokens`."""
+        row, layout, token = self._mixed_row(tokens, counts), self.layout, tokens[-1]
         # The norm before the last MLP is no longer exact: gate and up both carry its scale.
         moved = self._scale(row).square()
         row[layout.code + self.codes[-2][token]] -= moved
@@ -329,13 +339,14 @@ class CensusTarget(Target):
         return tuple(random.Random(seed).choices(alphabet, k=length))
 
 
-def successor_scores(alphabets: Alphabets, meaning: Sequence[int]) -> torch.Tensor:
-    """Logits float64 [V next, V current]: successors stand at 0, the second of a pair a little lower, others barred."""
+def successor_scores(alphabets: Alphabets, meaning: Sequence[int], held_back: float = USAGE * TIE) -> torch.Tensor:
+    """Logits float64 [V next, V current]: successors stand at 0, the second of a pair `held_back` nats lower, others
+    barred."""
     size = len(meaning)
     scores = torch.full((size, size), -BARRED, dtype=torch.float64)
     for token, stand_in in enumerate(meaning):
         for first, second in alphabets.successors[stand_in]:
-            scores[first, token], scores[second, token] = 0.0, -USAGE * TIE
+            scores[first, token], scores[second, token] = 0.0, -held_back
     return scores
 
 

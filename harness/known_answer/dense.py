@@ -79,9 +79,24 @@ class Layers:
         gate, up = self.linear(f"{prefix}.gate_proj", rows), self.linear(f"{prefix}.up_proj", rows)
         return self.linear(f"{prefix}.down_proj", silu(gate) * up)
 
+    def recurrent(self, prefix: str, rows: torch.Tensor) -> torch.Tensor:
+        """Gated linear attention of [n, width] rows without a state: every pair of rows, weighed by the product of the
+        gates between them."""
+        n, heads = len(rows), int(self.config["recurrent_num_heads"])
+        query, key, value = (self.linear(f"{prefix}.{name}_proj", rows).view(n, heads, -1) for name in "qkv")
+        gates = wide(self.linear(f"{prefix}.g_proj", rows)).sigmoid().to(self.dtype)
+        decay = torch.zeros(n, n, heads, dtype=self.dtype)
+        for row in range(n):
+            decay[row, :row] = decay[row - 1, :row] * gates[row]
+            decay[row, row] = 1.0
+        mixed = torch.einsum("qhk,shk,qsh,shd->qhd", query, key, decay, value)
+        return self.linear(f"{prefix}.o_proj", mixed.reshape(n, -1))
+
     def decoder(self, prefix: str, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """One pre-norm layer: `attended` is what its attention reads, `residual` what it adds to."""
         residual = residual + self.attention(f"{prefix}.self_attn", attended)
+        if f"{prefix}.recurrent.q_proj.weight" in self.weights:
+            residual = residual + self.recurrent(f"{prefix}.recurrent", attended)
         return residual + self.mlp(f"{prefix}.mlp", self.norm(f"{prefix}.post_attention_layernorm", residual))
 
 
@@ -98,7 +113,7 @@ class TargetStates:
 def target_states(
     config: Config, weights: Weights, tokens: Sequence[int], dtype: torch.dtype = torch.float64
 ) -> TargetStates:
-    """Forward of a Llama or Qwen2 target over `tokens`, computed in `dtype`."""
+    """Forward of a Llama, Qwen2 or hybrid target over `tokens`, computed in `dtype`."""
     layers = Layers(config, weights, dtype)
     rows = layers.tensor("model.embed_tokens.weight")[torch.tensor(tokens)]
     entering = [rows]

@@ -97,6 +97,7 @@ ARCHITECTURES: dict[str, type[DenseDrafter]] = {
     "LlamaForCausalLMEagle": DenseEagle,
     "LlamaForCausalLMEagle3": DenseEagle3,
     "MiMoForCausalLM": DenseMtp,
+    "DraftproofHybridForCausalLM": DenseMtp,
 }
 
 

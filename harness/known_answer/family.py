@@ -11,9 +11,10 @@ import torch
 from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
-from harness.known_answer.drafters import eagle, eagle3, mtp, pairs, standalone
+from harness.known_answer.drafters import eagle, eagle3, mtp, mtp_hybrid, pairs, standalone
 from harness.known_answer.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
 from harness.known_answer.drafters.ngram import NgramDrafter
+from harness.known_answer.hybrid import HybridTarget
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -126,6 +127,21 @@ def census(name: str, dtype: torch.dtype, *, perfect: bool = False, stutter: boo
     return Family(name, target, drafters)
 
 
+def hybrid(name: str, dtype: torch.dtype, *, perfect: bool = False, seed: int = 0) -> Family:
+    """A census whose tokens depend on a recurrent state and on the KV, in four alphabets of eight. Drafters err after a
+    quarter of the tokens. Only drafters whose weights know a hybrid row are here."""
+    target = HybridTarget(dtype=dtype, seed=seed)
+    alphabets = target.alphabets
+    errs_on = set() if perfect else {alphabet[place] for alphabet in alphabets.members for place in (2, 5)}
+    followers = sum(len(alphabets.followers(token)) for token in range(target.vocab_size))
+    host = HybridTarget(dtype=dtype, seed=seed, intermediate_size=followers)
+    drafters = {
+        "standalone": standalone.census(target, errs_on),
+        "mtp": mtp_hybrid.HybridMtp(host, errs_on),
+    }
+    return Family(name, target, drafters)
+
+
 FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "walk": lambda dtype: walk("walk", dtype),
     "walk-perfect": lambda dtype: walk("walk-perfect", dtype, perfect=True),
@@ -136,6 +152,8 @@ FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "census": lambda dtype: census("census", dtype),
     "census-perfect": lambda dtype: census("census-perfect", dtype, perfect=True),
     "census-stutter": lambda dtype: census("census-stutter", dtype, stutter=True),
+    "hybrid": lambda dtype: hybrid("hybrid", dtype),
+    "hybrid-perfect": lambda dtype: hybrid("hybrid-perfect", dtype, perfect=True),
 }
 
 

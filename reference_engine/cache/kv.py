@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,9 @@ from kernels.compact_accepted_slots import compact_accepted_slots
 from kernels.move_kv_rows import move_kv_rows
 from reference_engine.config import EngineConfig
 from reference_engine.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from reference_engine.cache.recurrent import RecurrentPass
 
 NULL_PAGE = 0
 POISON = 30000.0
@@ -92,6 +96,7 @@ class AttentionContext:
     `cache_positions` [N, Q] are places in the request's pages, `positions` [N, Q] the rotary ones. Row i of the pass
     goes to write_pages[i] at write_offsets[i] ([N * Q] each); `read_pages` [N, pages]; `bias` [N, Q, columns] over the
     slots of these pages in order: 0 where a query may look, -inf elsewhere. The window is that of `attention_context`.
+    `recurrent`: the states that recurrent layers start from and leave, for a model that has such layers.
     """
 
     cache_positions: torch.Tensor
@@ -102,6 +107,7 @@ class AttentionContext:
     bias: torch.Tensor
     window_start: torch.Tensor | None = None
     window_mask: torch.Tensor | None = None
+    recurrent: RecurrentPass | None = None
 
     def grouped_bias(self, group: int) -> torch.Tensor:
         """[1, N, group * Q, columns]: the bias of a key head that serves `group` query heads."""

@@ -25,6 +25,11 @@ class StandaloneDrafter(ModelDrafter):
         device = torch.device(config.device)
         self.model = CausalLM(config.spec.model, config.torch_dtype, device, num_positions)
         self.model.finish_loading(with_mtp=False)
+        if self.model.config.recurrent_layers:
+            raise ValueError(
+                f"{config.spec.model}: a draft model with recurrent layers would need its states rolled back as the "
+                "target's are; use one without"
+            )
         if self.model.config.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"{config.spec.model}: vocab_size={self.model.config.vocab_size} of the draft model must equal the "

@@ -1,4 +1,4 @@
-"""Decoder-only language model: Llama, Qwen2, Qwen3, and the target part of MiMo."""
+"""Decoder-only language model: Llama, Qwen2, Qwen3, the target part of MiMo, and our hybrid of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from reference_engine.cache.kv import AttentionContext, KVCache
 from reference_engine.model.config import TARGETS, ModelConfig
 from reference_engine.model.layers import DecoderLayer, Linear, RotaryEmbedding, rms_norm
 from reference_engine.model.loader import Checkpoint
+from reference_engine.model.recurrent import HybridLayer
 
 
 class CausalLM:
@@ -32,7 +33,10 @@ class CausalLM:
         self.dtype = dtype
         self.checkpoint: Checkpoint | None = weights
         self.embed_tokens = weights.take("model.embed_tokens.weight", vocab, hidden)
-        self.layers = [DecoderLayer(config, weights, f"model.layers.{i}") for i in range(config.num_layers)]
+        self.layers = [
+            (HybridLayer if i in config.recurrent_layers else DecoderLayer)(config, weights, f"model.layers.{i}")
+            for i in range(config.num_layers)
+        ]
         self.norm = weights.take("model.norm.weight", hidden)
         tied = config.tie_word_embeddings and "lm_head.weight" not in weights
         self.lm_head = Linear([self.embed_tokens if tied else weights.take("lm_head.weight", vocab, hidden)])

@@ -1,4 +1,12 @@
-"""A checkpoint's config.json, read strictly: what is not understood is refused, never ignored."""
+"""A checkpoint's config.json, read strictly: what is not understood is refused, never ignored.
+
+`DraftproofHybridForCausalLM` is ours, for known answers about recurrent state: MiMo (Qwen2, its tensor names, and MTP
+layers where there are any) with gated linear attention beside the attention of some layers. Those are listed in
+`recurrent_layers`; the sizes of a state are `recurrent_num_heads`, `recurrent_key_dim` and `recurrent_value_dim`. Such
+a layer has, below `model.layers.I.recurrent`, `q_proj`, `k_proj` [heads * key_dim, hidden], `v_proj` [heads *
+value_dim, hidden], `g_proj` [heads, hidden], all `.weight`, `g_proj.bias` [heads], `o_proj.weight` [hidden, heads *
+value_dim]. `reference_engine.model.recurrent` says what is computed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
+HYBRID = "DraftproofHybridForCausalLM"
+TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM", HYBRID)
 DRAFTERS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM")
 
 
@@ -41,6 +50,9 @@ class ModelConfig:
     draft_vocab_size: int = 0
     aux_layer_ids: tuple[int, ...] = ()
     target_hidden_size: int = 0
+    recurrent_layers: tuple[int, ...] = ()
+    recurrent_state_size: tuple[int, int, int] = (0, 0, 0)
+    """Heads, key_dim and value_dim of the state of one layer."""
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -86,7 +98,7 @@ class _Reader:
         head_dim = raw.get("head_dim") or hidden // heads
         if head_dim % 2:
             raise self.fail("head_dim", "must be even for rotary embeddings")
-        qwen2 = architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM")
+        qwen2 = architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM", HYBRID)
         attention_bias = bool(raw.get("attention_bias", qwen2))
         theta, scaling = self.rope()
         eagle = raw.get("eagle_config") or {}
@@ -95,6 +107,7 @@ class _Reader:
             # SGLang counts from the output of a layer, we (as vLLM) from the input of the next one.
             aux = [layer + 1 for layer in eagle["eagle_aux_hidden_state_layer_ids"]]
         eos = raw.get("eos_token_id")
+        has_mtp = architecture in ("MiMoForCausalLM", HYBRID)
         return ModelConfig(
             path=self.path,
             architecture=architecture,
@@ -115,11 +128,19 @@ class _Reader:
             qk_norm=architecture == "Qwen3ForCausalLM",
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-            num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if architecture == "MiMoForCausalLM" else 0,
+            num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if has_mtp else 0,
             draft_vocab_size=int(raw.get("draft_vocab_size") or 0),
             aux_layer_ids=tuple(aux or ()),
             target_hidden_size=int(raw.get("target_hidden_size") or hidden),
+            **(self.recurrent() if architecture == HYBRID else {}),
         )
+
+    def recurrent(self) -> dict[str, Any]:
+        layers, last = self.raw.get("recurrent_layers"), self.size("num_hidden_layers") - 1
+        if not isinstance(layers, list) or not layers or any(layer not in range(last + 1) for layer in layers):
+            raise self.fail("recurrent_layers", f"must list layers in 0..{last}")
+        sizes = [self.size(f"recurrent_{name}") for name in ("num_heads", "key_dim", "value_dim")]
+        return {"recurrent_layers": tuple(layers), "recurrent_state_size": tuple(sizes)}
 
     def rope(self) -> tuple[float, dict[str, Any]]:
         """Rotary base and scaling, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters)."""

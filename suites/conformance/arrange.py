@@ -66,10 +66,10 @@ def scenarios(
             yield batch, lane.run_batch(batch, family=words.family)
 
 
-def alone(lane: Lane, batch: Batch, request: Request) -> Run:
+def alone(lane: Lane, batch: Batch, request: Request, family: str = WALK.family) -> Run:
     """One request of the batch on an engine of its own, from its first step on."""
     solo = replace(request, arrival_step=0, abort_step=None)
-    return lane.run_batch(replace(batch, requests=(solo,), changes=(), warm=False))
+    return lane.run_batch(replace(batch, requests=(solo,), changes=(), warm=False), family=family)
 
 
 def capped(request: Request, max_new_tokens: int) -> Request:

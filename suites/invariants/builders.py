@@ -67,7 +67,8 @@ def text_of(tokens: tuple[int, ...]) -> str:
 
 
 def fresh(tokens: tuple[int, ...]) -> StateSnapshot:
-    """KV of two layers: (position, token) plus 100 * layer + 50 * (V rather than K); the drafter has one layer."""
+    """KV of two layers: (position, token) plus 100 * layer + 50 * (V rather than K); the drafter has one layer. The
+    state of one recurrent layer sums up the first layer's keys in one head, the values in another."""
     count = len(tokens) - 1
     base = torch.tensor([[position, tokens[position]] for position in range(count)], dtype=torch.float32)
     kv = torch.stack([torch.stack([base + 100 * layer + 50 * half for half in (0, 1)], 1) for layer in (0, 1)], 1)
@@ -79,6 +80,7 @@ def fresh(tokens: tuple[int, ...]) -> StateSnapshot:
         draft_kv=kv[:, :1] + 1000,
         draft_input_ids=torch.tensor(tokens[1:]),
         draft_features=rows(tokens)[:-1],
+        recurrent_state=torch.stack([kv[:, 0, 0, 0].cumsum(0)[-1], kv[:, 0, 1, 0].cumsum(0)[-1] % 97])[None],
     )
 
 

@@ -35,6 +35,7 @@ def shift(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FOREIGN = fresh((1, 2, 3, 2, 13, 4, 7)).target_kv
+FOREIGN_STATE = fresh((1, 2, 3, 2, 13, 4, 7)).recurrent_state
 
 BROKEN: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("draft K", edited("draft_kv", put((4, 0, 0), 7.0)), "draft_kv, layer 0, K", {"position": 4, "step": 1}),
@@ -68,6 +69,31 @@ BROKEN: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("fed too little", edited("draft_input_ids", lambda ids: ids[:-1]), "draft_input_ids has not", {"got": [6]}),
     ("fed id", edited("draft_input_ids", put((5,), 3)), "draft_input_ids", {"position": 5, "got": "[0] 3"}),
     ("fed row", edited("draft_features", put((1,), 0.5)), "draft_features", {"position": 1, "origin": None}),
+    (
+        "state not rolled back",
+        edited("recurrent_state", put((0, 1), 5.0)),
+        "recurrent_state, layer 0, head 1",
+        {"position": 6, "row": 1, "step": 1, "origin": None},
+    ),
+    (
+        "foreign state",
+        snapshot(1, "b", recurrent_state=FOREIGN_STATE),
+        "recurrent_state, layer 0, head 0",
+        {"origin": "this is the state of another one, which begins (1, 2, 3, 2), after 6 tokens (expected: 7)"},
+    ),
+    (
+        "stale state",
+        snapshot(1, "b", recurrent_state=fresh((4, 5, 6, 7, 8, 11)).recurrent_state),
+        "recurrent_state, layer 0, head 0",
+        {"origin": "this is the state of the same request after 5 tokens (expected: 7)"},
+    ),
+    (
+        "lost state",
+        edited("recurrent_state", torch.zeros_like),
+        "recurrent_state, layer 0, head 0",
+        {"origin": "zero: the state before the first token"},
+    ),
+    ("no state", snapshot(1, "b", recurrent_state=None), "recurrent_state has not", {"got": "None"}),
     (
         "committed",
         snapshot(1, "b", token_ids=(4, 5, 6, 7, 8, 11, 10, 9)),

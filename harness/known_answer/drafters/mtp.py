@@ -51,7 +51,7 @@ def mtp_config(target_config: Config, num_layers: int) -> Config:
 
 def check_host(style: str, num_layers: int) -> None:
     """Raise ValueError unless the target can hold MTP layers."""
-    if style != "mimo":
+    if style not in ("mimo", "draftproof_hybrid"):
         raise ValueError(f"style={style!r}: an MTP target must be built with style='mimo'")
     if num_layers < 1:
         raise ValueError(f"num_layers={num_layers}: must be at least 1")
@@ -117,11 +117,12 @@ class CensusMtp(Drafter):
     """Draft rows as in `rows`, the current token under the label of its layer (see `MarkovMtp`)."""
 
     method = "MTP"
+    rule_type = CensusRule
 
     def __init__(self, target: CensusTarget, errs_on: Collection[int] = (), num_layers: int = 1, seed: int = 2) -> None:
         check_host(target.style, num_layers)
         self.target, self.num_layers = target, num_layers
-        self.rule = CensusRule.build(target, errs_on)
+        self.rule = self.rule_type.build(target, errs_on)
         self.labels = layer_labels(target.vocab_size, num_layers, seed)
         self.config = mtp_config(target.config, num_layers)
         self.weights = dict(target.weights)

@@ -72,6 +72,10 @@ class CensusRule:
             return best
         return next(token for token in alphabets.successors[stand_in][alphabets.calls[lagged]] if token != best)
 
+    def counted(self, fed: Sequence[int], token: int) -> Sequence[int]:  # noqa: ARG002
+        """The tokens whose use decides between a pair after `token`: those of the rows that attention sees."""
+        return fed
+
     def draft(self, tokens: Sequence[int], k: int, num_layers: int = 1) -> tuple[int, ...]:
         """Greedy drafts. With `num_layers` MTP layers, row j of layer i was fed t[j+i] as p, and only layer 0 heeds
         marks (the later layers are always fed by a drafter)."""
@@ -87,7 +91,7 @@ class CensusRule:
             else:
                 fits = token in self.target.alphabets.followers(fed[-1])
                 stand_in = self.meaning[token] if fits else self.decoy[token]
-                draft = self.choose(stand_in, fed[back], fed)
+                draft = self.choose(stand_in, fed[back], self.counted(fed, token))
             drafts.append(draft)
             known.append(draft)
         return tuple(drafts)
