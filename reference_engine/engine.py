@@ -14,6 +14,7 @@ from reference_engine.cache.kv import KVCache
 from reference_engine.cache.pages import PageAllocator
 from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters import load_drafter
+from reference_engine.grammar import Grammars, Matcher
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.output import Detokenizer, OutputProcessor
 from reference_engine.pool import RequestPool
@@ -71,6 +72,7 @@ class LLMEngine:
         self.scheduler = Scheduler(config, self.allocator, self.pool)
         self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
         self.detokenizer = Detokenizer(config.model)
+        self.grammars = Grammars(config.model, self.target.config.vocab_size, self.target.config.eos_token_ids)
         self.processor = OutputProcessor(self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1)
         self._in_flight: StepResult | None = None
         self._step: StepOutput = StepOutput()
@@ -96,9 +98,9 @@ class LLMEngine:
     ) -> None:
         """Queue a request. `committed_token_ids` continue one that already has output (as after a preemption)."""
         sampling = sampling or SamplingParams()
-        self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
+        matchers = self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
         states = []
-        for index in range(sampling.n):
+        for index, matcher in enumerate(matchers):
             arrival = next(self._arrivals)
             # Unseeded requests draw from streams of their own, told apart by arrival.
             unseeded = (self.config.seed << 32) + (1 << 31) + arrival
@@ -106,6 +108,7 @@ class LLMEngine:
             state = RequestState(
                 request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
             )
+            state.matcher = matcher
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
             states.append(state)
@@ -125,6 +128,9 @@ class LLMEngine:
         """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
         self._step = step = StepOutput(outputs=self._aborted)
         self._aborted = []
+        # What a grammar lets follow depends on the tokens before it, so those must be on the host before the launch.
+        if self._in_flight is not None and self._in_flight.batch.has_grammar:
+            self._drain()
         batch = self.scheduler.schedule(self._drain)
         if batch is None:
             self._drain()
@@ -182,8 +188,9 @@ class LLMEngine:
 
     def check(
         self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, committed: Sequence[int] = ()
-    ) -> None:
-        """Raise ValueError when the request could not run; nothing is changed."""
+    ) -> list[Matcher] | list[None]:
+        """Raise ValueError when the request could not run; nothing is changed. Returns a matcher for each sample,
+        behind the committed tokens; None where there is no grammar."""
         config, vocab = self.config, self.target.config.vocab_size
         require(request_id not in self._live, "request_id", request_id, "is already running; ids must be unique")
         require(len(prompt) > 0, "prompt_token_ids", list(prompt), "must not be empty")
@@ -192,6 +199,8 @@ class LLMEngine:
             ("committed_token_ids", committed),
             ("stop_token_ids", sampling.stop_token_ids),
             ("logit_bias", [token for token, _ in sampling.logit_bias]),
+            ("bad_words", [token for word in sampling.bad_words for token in word]),
+            ("allowed_token_ids", sampling.allowed_token_ids),
         ):
             bad = [token for token in ids if not 0 <= token < vocab]
             require(not bad, name, bad[:5], f"ids must lie in 0..{vocab - 1}, the target's vocabulary")
@@ -209,6 +218,15 @@ class LLMEngine:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(sampling, name)
             require(value is None or value <= vocab, name, value, f"must not exceed the vocabulary ({vocab})")
+        return self._matchers(sampling, committed) if sampling.constrained else [None] * sampling.n
+
+    def _matchers(self, sampling: SamplingParams, committed: Sequence[int]) -> list[Matcher]:
+        matchers = self.grammars.matchers(sampling.json_schema, sampling.regex, sampling.n)
+        for matcher in matchers:
+            for token in committed:
+                require(matcher.accept(token), "committed_token_ids", list(committed), "the grammar forbids them")
+            require(not matcher.ended, "committed_token_ids", list(committed), "the grammar has ended with them")
+        return matchers
 
 
 def _int64(seed: int) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from reference_engine.config import require
+from reference_engine.grammar import Matcher
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -18,7 +19,12 @@ FinishReason = Literal["stop", "length", "abort"]
 class SamplingParams:
     """Defaults decode greedily. `top_k` 0, `top_p` 1, `min_p` 0 are off; `logprobs` n asks for the n best beside the
     sampled token, 0 for the sampled one only. Presence and frequency penalties count output tokens (OpenAI), the
-    repetition penalty (CTRL) counts the prompt too. `logit_bias` pairs are (token id, nats)."""
+    repetition penalty (CTRL) counts the prompt too. `logit_bias` pairs are (token id, nats). The last id of a bad word
+    is banned wherever the output ends in the ids before it: the prompt begins no bad word (vLLM). `allowed_token_ids`,
+    when there are any, are all that may come, end of sequence included. `json_schema` (JSON text) and `regex` (matched
+    whole) say what the text must be; it ends with an EOS id, which comes nowhere else. Masks win over penalties and
+    bias; where they leave no token, the request ends as aborted.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -36,6 +42,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
@@ -56,8 +66,18 @@ class SamplingParams:
             require(math.isfinite(getattr(self, name)), name, getattr(self, name), "must be finite")
         bias = "values must be finite, or -inf to ban a token"
         require(all(value < math.inf for _, value in self.logit_bias), "logit_bias", self.logit_bias, bias)
+        require(all(self.bad_words), "bad_words", self.bad_words, "token sequences must not be empty")
         require(all(self.stop), "stop", self.stop, "stop strings must not be empty")
+        if self.constrained:
+            one = "give one of json_schema and regex, not both"
+            require(self.json_schema is None or self.regex is None, "regex", self.regex, one)
+            require(not self.ignore_eos, "ignore_eos", True, "a json_schema or regex ends with an EOS id; leave it out")
         require(self.n >= 1, "n", self.n, "must be at least 1")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar says what the text must be."""
+        return self.json_schema is not None or self.regex is not None
 
     @property
     def penalised(self) -> bool:
@@ -84,9 +104,11 @@ class Status(Enum):
 class RequestState:
     """One sample of one request.
 
-    `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose target KV has been
-    launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose results were not
-    processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that they can add.
+    `matcher` stands behind the committed output of a request with a grammar; it is host state, so that a preemption
+    leaves it alone. `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose
+    target KV has been launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose
+    results were not processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that
+    they can add.
     """
 
     request_id: str
@@ -96,6 +118,7 @@ class RequestState:
     return_hidden_states: bool
     seed: int
     arrival: int
+    matcher: Matcher | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     output_token_ids: list[int] = field(default_factory=list)

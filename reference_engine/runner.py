@@ -18,6 +18,7 @@ from reference_engine.decode_pass import (
     record_cuda_graph,
 )
 from reference_engine.drafters.base import Drafter, ProposeInputs
+from reference_engine.grammar import draft_masks, next_token_mask
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.pool import PLACEHOLDER, RequestPool
 from reference_engine.request import RequestState
@@ -114,12 +115,16 @@ class Runner:
         last = (lens - 1).clamp(min=0)
         logits = self.target.logits(hidden[torch.arange(len(rows)), last])[:, None]
         window = Window(pool, rows, sampling, self.random)
-        sampled = torch.where(samples[:, None], sample_next(logits, window), PLACEHOLDER)
+        if batch.has_grammar:
+            matchers = [r.matcher if s else None for r, s in zip(batch.requests, batch.samples, strict=True)]
+            window.permitted = next_token_mask(matchers, len(rows), logits.shape[-1]).to(self.device)
+        chosen, stuck = sample_next(logits, window)
+        sampled = torch.where(samples[:, None], chosen, PLACEHOLDER)
         counts = samples.long()
         following = positions[:, :1] + lens[:, None]
         backup = pool.token_ids[rows].gather(1, following.clamp(max=pool.token_ids.shape[1] - 1))[:, 0]
         pool.commit(rows[:size], sampled[:size], counts[:size])
-        result = StepResult(batch, sampled, counts, hidden.flatten(0, 1), hidden.shape[1])
+        result = StepResult(batch, sampled, counts, hidden.flatten(0, 1), hidden.shape[1], stuck=stuck)
         result.logprobs = self._logprobs(batch, logits, sampled)
         result.prompt_logprobs = self._prompt_logprobs(batch, hidden, positions, rows)
         ends = torch.tensor(batch.ends_prefill + [False] * len(pad), device=self.device)
@@ -134,6 +139,8 @@ class Runner:
         columns = self._batch_columns(batch)
         rows = columns.rows
         window = Window(pool, rows, columns.sampling, self.random)
+        if batch.has_grammar:
+            window.permitted = self._mask_drafts(batch, rows)
         if self._is_tree:
             roots = pool.seq_lens[rows] - 1
             window.tree = tree_of(pool.draft_tokens[rows], pool.draft_parents[rows], roots, self.backend)
@@ -146,6 +153,7 @@ class Runner:
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
         result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
+        result.stuck = verdict.stuck
         if self._is_tree:
             slots = slots_of(pool.block_table[rows], target.cache_positions, self.config.page_size)
             self.cache.compact(slots, verdict.accept_index, verdict.accept_lens)
@@ -180,6 +188,15 @@ class Runner:
         context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
         hidden, aux = self.target.forward(token_ids, context, self.cache, self._aux_layer_ids)
         return TargetPass(token_ids, drafts, positions, hidden, aux, self.target.logits(hidden))
+
+    def _mask_drafts(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+        """What grammars let follow each node, bool [N, n, V]; drafts that can never come up leave the pool."""
+        pool, size = self.pool, len(batch.requests)
+        drafts, parents = pool.draft_tokens[rows], pool.draft_parents[rows]
+        matchers = [request.matcher for request in batch.requests]
+        permitted, kept = draft_masks(matchers, drafts.cpu(), parents.cpu(), self.target.config.vocab_size)
+        pool.draft_tokens[rows[:size]] = drafts.masked_fill(~kept.to(self.device), PLACEHOLDER)[:size]
+        return permitted.to(self.device)
 
     @property
     def _is_tree(self) -> bool:

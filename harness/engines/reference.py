@@ -39,7 +39,6 @@ from reference_engine.snapshot import Snapshot, running_snapshots
 _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states", "abort_step"}
 _ACTIONS: frozenset[str] = frozenset()
 """Actions that `LLMEngine` has a method for, of the same name."""
-_UNSUPPORTED = ("bad_words", "allowed_token_ids", "json_schema", "regex")
 
 
 class ReferenceFactory:
@@ -148,11 +147,9 @@ class ReferenceEngine:
         del self.engine
 
     def _refuse(self, request: Request) -> None:
-        asked = [(name, getattr(request.sampling, name)) for name in _UNSUPPORTED]
         for name in ("pooled_hidden", "num_speculative_tokens"):
-            asked.append((name, getattr(request, name)))
-        for name, value in asked:
-            if value not in (None, ()):
+            value = getattr(request, name)
+            if value is not None:
                 raise Refused(f"{name}={value!r}: the reference engine does not support it; leave it out")
         try:
             self.engine.check(request.request_id, request.prompt_token_ids, _sampling(request.sampling))
