@@ -23,6 +23,10 @@ ORDER = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
 """The usual order, and the default of `Capabilities.processor_order`."""
 
 
+class NothingLeft(ValueError):
+    """The masks of a request leave no token."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The token ids that came before: of the prompt, and of the output so far (draft tokens on the way included)."""
@@ -131,7 +135,7 @@ def _walk(
         scores, closest = _STEPS[name](scores, params, history)
         gap = min(gap, closest)
         if not np.isfinite(scores).any():
-            raise ValueError(f"nothing is left to sample after {name!r}; relax the masks")
+            raise NothingLeft(f"nothing is left to sample after {name!r}; relax the masks")
     if params.greedy:
         scores, closest = _argmax(scores)
         gap = min(gap, closest)
