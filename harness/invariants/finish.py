@@ -194,7 +194,8 @@ def _prefix(pair: Pair, cap: int) -> list[Violation]:
                 message, position=start + row, row=row, expected=token_at(right, row), got=token_at(got.token_ids, row)
             )
         ]
-    ended = len(whole.token_ids) <= cap
+    # Masks that leave nothing behind the last token are not met where the cap ends the output first.
+    ended = len(whole.token_ids) <= cap - (whole.finish_reason == "abort")
     reason = whole.finish_reason if ended else "length"
     out = []
     if got.finish_reason != reason:

@@ -57,7 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.875},
     "logit_bias": {"logit_bias": ((1, 1.5), (3, -float("inf")))},
     "min_new_tokens": {"min_new_tokens": 4, "stop_token_ids": (0,)},
-    "bad_words": {"bad_words": ((2,), (1, 0), (1, 1, 3), (3, 1), (0, 0, 0), (1, 2, 1, 0))},
+    "bad_words": {"bad_words": ((2,), (1, 0), (1, 1, 3), (3, 1), (0, 0, 0), (1, 2, 1, 3))},
     "allowed_token_ids": {"allowed_token_ids": (0, 1, 3)},
     "regex": {"regex": "21[02](0[13]|[12]0)[0-3]{4}"},
     "all": {
