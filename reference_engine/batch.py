@@ -30,6 +30,11 @@ class Batch:
         """Whether this launch adds tokens to its index-th request."""
         return self.kind == "decode" or self.samples[index]
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether it adds tokens to a request that has a grammar."""
+        return any(request.matcher is not None and self.emits(i) for i, request in enumerate(self.requests))
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -37,7 +42,8 @@ class StepResult:
 
     emitted [N, w] int64 (-1 padded) and counts [N]; hidden [N * Q, width] strided: Q rows a request; accept_index
     [N, w]: which of these rows predicted which emitted token (decode only); draft_tokens [N, batch.width - 1] that were
-    verified. `logprobs` over emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
+    verified. `stuck` [N] bool, where masks make it possible: the last emitted id of the row means nothing, since none
+    was left to choose. `logprobs` over emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
     """
 
     batch: Batch
@@ -47,6 +53,7 @@ class StepResult:
     stride: int
     accept_index: torch.Tensor | None = None
     draft_tokens: torch.Tensor | None = None
+    stuck: torch.Tensor | None = None
     logprobs: LogprobTensors | None = None
     prompt_logprobs: LogprobTensors | None = None
     trace: LaunchTrace | None = None

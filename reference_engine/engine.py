@@ -15,6 +15,7 @@ from reference_engine.cache.pages import PageAllocator
 from reference_engine.cache.recurrent import RecurrentCache
 from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters import load_drafter
+from reference_engine.grammar import Grammars, Matcher
 from reference_engine.lifecycle import LifeCycle
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.output import Detokenizer, OutputProcessor
@@ -77,6 +78,7 @@ class LLMEngine(LifeCycle):
         self.runner = Runner(config, self.target, self.drafter, self.cache, self.pool, self.random)
         self.set_num_steps(config.spec.num_steps if config.spec else 0)
         self.detokenizer = Detokenizer(config.model)
+        self.grammars = Grammars(config.model, self.target.config.vocab_size, self.target.config.eos_token_ids)
         self.processor = OutputProcessor(
             self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1, self._layer_states
         )
@@ -119,11 +121,11 @@ class LLMEngine(LifeCycle):
         require(pooled_hidden in (None, *POOLED_ROWS), "pooled_hidden", pooled_hidden, which)
         whole = "must be None with committed_token_ids: their rows were computed elsewhere"
         require(pooled_hidden is None or not committed_token_ids, "pooled_hidden", pooled_hidden, whole)
-        self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
         limit = num_speculative_tokens
         require(limit is None or limit >= 0, "num_speculative_tokens", limit, "must be None (no limit) or >= 0")
+        matchers = self.check(request_id, prompt_token_ids, sampling, committed_token_ids)
         states = []
-        for index in range(sampling.n):
+        for index, matcher in enumerate(matchers):
             arrival = next(self._arrivals)
             # Unseeded requests draw from streams of their own, told apart by arrival.
             unseeded = (self.config.seed << 32) + (1 << 31) + arrival
@@ -132,6 +134,7 @@ class LLMEngine(LifeCycle):
                 request_id, index, tuple(prompt_token_ids), sampling, return_hidden_states, seed, arrival
             )
             state.pooled = None if pooled_hidden is None else RowMean(pooled_hidden)
+            state.matcher = matcher
             state.output_token_ids = list(committed_token_ids)
             state.prompt_delivered = bool(committed_token_ids)
             state.num_speculative_tokens = limit
@@ -159,6 +162,9 @@ class LLMEngine(LifeCycle):
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
+        # What a grammar lets follow depends on the tokens before it, so those must be on the host before the launch.
+        if self._in_flight is not None and self._in_flight.batch.has_grammar:
+            self._drain()
         batch = None if self.paused or self.asleep else self.scheduler.schedule(self._drain)
         if batch is None:
             self._drain()
@@ -233,8 +239,9 @@ class LLMEngine(LifeCycle):
 
     def check(
         self, request_id: str, prompt: Sequence[int], sampling: SamplingParams, committed: Sequence[int] = ()
-    ) -> None:
-        """Raise ValueError when the request could not run; nothing is changed."""
+    ) -> list[Matcher] | list[None]:
+        """Raise ValueError when the request could not run; nothing is changed. Returns a matcher for each sample,
+        behind the committed tokens; None where there is no grammar."""
         config, vocab = self.config, self.model_config.vocab_size
         require(request_id not in self._live, "request_id", request_id, "is already running; ids must be unique")
         require(len(prompt) > 0, "prompt_token_ids", list(prompt), "must not be empty")
@@ -243,6 +250,8 @@ class LLMEngine(LifeCycle):
             ("committed_token_ids", committed),
             ("stop_token_ids", sampling.stop_token_ids),
             ("logit_bias", [token for token, _ in sampling.logit_bias]),
+            ("bad_words", [token for word in sampling.bad_words for token in word]),
+            ("allowed_token_ids", sampling.allowed_token_ids),
         ):
             bad = [token for token in ids if not 0 <= token < vocab]
             require(not bad, name, bad[:5], f"ids must lie in 0..{vocab - 1}, the target's vocabulary")
@@ -260,6 +269,15 @@ class LLMEngine(LifeCycle):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(sampling, name)
             require(value is None or value <= vocab, name, value, f"must not exceed the vocabulary ({vocab})")
+        return self._matchers(sampling, committed) if sampling.constrained else [None] * sampling.n
+
+    def _matchers(self, sampling: SamplingParams, committed: Sequence[int]) -> list[Matcher]:
+        matchers = self.grammars.matchers(sampling.json_schema, sampling.regex, sampling.n)
+        for matcher in matchers:
+            for token in committed:
+                require(matcher.accept(token), "committed_token_ids", list(committed), "the grammar forbids them")
+            require(not matcher.ended, "committed_token_ids", list(committed), "the grammar has ended with them")
+        return matchers
 
 
 def _int64(seed: int) -> int:

@@ -79,6 +79,7 @@ class OutputProcessor:
     def process(self, result: StepResult) -> list[RequestOutput]:
         batch = result.batch
         emitted, counts = result.emitted.tolist(), result.counts.tolist()
+        stuck = None if result.stuck is None else result.stuck.tolist()
         paths = None if result.accept_index is None else result.accept_index.tolist()
         draft_lens = None
         if result.draft_tokens is not None and self.speculative:
@@ -100,7 +101,10 @@ class OutputProcessor:
                 request.draft_lens.append(draft_lens[index])
                 self.stats.count(draft_lens[index], counts[index])
             first = not request.output_token_ids
-            tokens = self._commit(request, emitted[index][: counts[index]])
+            dry = stuck is not None and stuck[index]
+            tokens = self._commit(request, emitted[index][: counts[index] - dry])
+            if dry and not request.finished:
+                self.finish(request, "abort")
             path = None if paths is None else paths[index]
             outputs.append(self._output(result, index, request, tokens, path, first))
         return outputs
@@ -109,6 +113,8 @@ class OutputProcessor:
         """Append tokens until one finishes the request; returns those that were kept."""
         for kept, token in enumerate(tokens, start=1):
             request.output_token_ids.append(token)
+            followed = request.matcher is None or request.matcher.accept(token)
+            assert followed, f"{request.owner} was given token {token}, which its grammar forbids"
             reason = self._finish_reason(request, token)
             if reason is not None:
                 self.finish(request, reason)
@@ -167,7 +173,7 @@ class OutputProcessor:
             request.pooled.add_output(result.hidden[[window + node for node in path[: len(tokens)]]])
         prefill_hidden = None
         decode_hidden: tuple[torch.Tensor, ...] = ()
-        if request.return_hidden_states and path is None:
+        if request.return_hidden_states and path is None and tokens:
             prefill_hidden = torch.cat(request.prefill_hidden)
             request.prefill_hidden.clear()
         elif request.return_hidden_states and path is not None:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from reference_engine.config import require
+from reference_engine.grammar import Matcher
 from reference_engine.row_mean import RowMean
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -19,7 +20,12 @@ FinishReason = Literal["stop", "length", "abort"]
 class SamplingParams:
     """Defaults decode greedily. `top_k` 0, `top_p` 1, `min_p` 0 are off; `logprobs` n asks for the n best beside the
     sampled token, 0 for the sampled one only. Presence and frequency penalties count output tokens (OpenAI), the
-    repetition penalty (CTRL) counts the prompt too. `logit_bias` pairs are (token id, nats)."""
+    repetition penalty (CTRL) counts the prompt too. `logit_bias` pairs are (token id, nats). The last id of a bad word
+    is banned wherever the output ends in the ids before it: the prompt begins no bad word (vLLM). `allowed_token_ids`,
+    when there are any, are all that may come, end of sequence included. `json_schema` (JSON text) and `regex` (matched
+    whole) say what the text must be; it ends with an EOS id, which comes nowhere else. Masks win over penalties and
+    bias; where they leave no token, the request ends as aborted.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -37,6 +43,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
@@ -57,8 +67,18 @@ class SamplingParams:
             require(math.isfinite(getattr(self, name)), name, getattr(self, name), "must be finite")
         bias = "values must be finite, or -inf to ban a token"
         require(all(value < math.inf for _, value in self.logit_bias), "logit_bias", self.logit_bias, bias)
+        require(all(self.bad_words), "bad_words", self.bad_words, "token sequences must not be empty")
         require(all(self.stop), "stop", self.stop, "stop strings must not be empty")
+        if self.constrained:
+            one = "give one of json_schema and regex, not both"
+            require(self.json_schema is None or self.regex is None, "regex", self.regex, one)
+            require(not self.ignore_eos, "ignore_eos", True, "a json_schema or regex ends with an EOS id; leave it out")
         require(self.n >= 1, "n", self.n, "must be at least 1")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar says what the text must be."""
+        return self.json_schema is not None or self.regex is not None
 
     @property
     def penalised(self) -> bool:
@@ -85,11 +105,12 @@ class Status(Enum):
 class RequestState:
     """One sample of one request.
 
-    `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose target KV has been
-    launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose results were not
-    processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that they can add.
-    `num_speculative_tokens` is the most that may be drafted for it in a step (None: no limit of its own), `num_drafts`
-    the most that the last launch can have drafted.
+    `matcher` stands behind the committed output of a request with a grammar; it is host state, so that a preemption
+    leaves it alone. `row` is its row in the `RequestPool` (-1 = none). `num_computed` counts prefilled tokens whose
+    target KV has been launched; prefill is over once it reaches `prefill_end`. `pending` counts launched steps whose
+    results were not processed, `pending_emits` those of them that add a token or more, `pending_tokens` the most that
+    they can add. `num_speculative_tokens` is the most that may be drafted for it in a step (None: no limit of its own),
+    `num_drafts` the most that the last launch can have drafted.
     """
 
     request_id: str
@@ -100,6 +121,7 @@ class RequestState:
     seed: int
     arrival: int
     pooled: RowMean | None = None
+    matcher: Matcher | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     output_token_ids: list[int] = field(default_factory=list)

@@ -20,6 +20,7 @@ from reference_engine.decode_pass import (
 )
 from reference_engine.draft_plan import plan_drafts
 from reference_engine.drafters.base import Drafter, ProposeInputs
+from reference_engine.grammar import draft_masks, next_token_mask
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.pool import PLACEHOLDER, RequestPool
 from reference_engine.request import RequestState
@@ -136,12 +137,16 @@ class Runner:
         last = (lens - 1).clamp(min=0)
         logits = self.target.logits(hidden[torch.arange(len(rows)), last])[:, None]
         window = Window(pool, rows, sampling, self.random)
-        sampled = torch.where(samples[:, None], sample_next(logits, window), PLACEHOLDER)
+        if batch.has_grammar:
+            matchers = [r.matcher if s else None for r, s in zip(batch.requests, batch.samples, strict=True)]
+            window.permitted = next_token_mask(matchers, len(rows), logits.shape[-1]).to(self.device)
+        chosen, stuck = sample_next(logits, window)
+        sampled = torch.where(samples[:, None], chosen, PLACEHOLDER)
         counts = samples.long()
         following = positions[:, :1] + lens[:, None]
         backup = pool.token_ids[rows].gather(1, following.clamp(max=pool.token_ids.shape[1] - 1))[:, 0]
         pool.commit(rows[:size], sampled[:size], counts[:size])
-        result = StepResult(batch, sampled, counts, hidden.flatten(0, 1), hidden.shape[1])
+        result = StepResult(batch, sampled, counts, hidden.flatten(0, 1), hidden.shape[1], stuck=stuck)
         result.logprobs = self._logprobs(batch, logits, sampled)
         result.prompt_logprobs = self._prompt_logprobs(batch, hidden, positions, rows)
         ends = torch.tensor(batch.ends_prefill + [False] * len(pad), device=self.device)
@@ -157,6 +162,8 @@ class Runner:
         rows = columns.rows
         window = Window(pool, rows, columns.sampling, self.random)
         window.num_drafts = width - 1
+        if batch.has_grammar:
+            window.permitted = self._mask_drafts(batch, rows)
         is_tree = self._is_tree and width > 1
         if is_tree:
             parents = pool.draft_parents[rows, : width - 1]
@@ -173,6 +180,7 @@ class Runner:
         pool.commit(rows[:size], verdict.emitted[:size], verdict.accept_lens[:size])
         result = StepResult(batch, verdict.emitted, verdict.accept_lens, target.hidden.flatten(0, 1), width)
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
+        result.stuck = verdict.stuck
         if is_tree:
             slots = slots_of(pool.block_table[rows], target.cache_positions, self.config.page_size)
             self.cache.compact(slots, verdict.accept_index, verdict.accept_lens)
@@ -223,6 +231,16 @@ class Runner:
         """The states after the tokens that count become those of their requests."""
         if done is not None and self.pool.recurrent is not None:
             self.pool.recurrent.settle(done, rows, self.pool.block_table[rows], starts, path, lens)
+
+    def _mask_drafts(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+        """What grammars let follow each node, bool [N, n, V]; drafts that can never come up leave the pool."""
+        pool, size = self.pool, len(batch.requests)
+        num_drafts = batch.width - 1
+        drafts, parents = pool.draft_tokens[rows, :num_drafts], pool.draft_parents[rows, :num_drafts]
+        matchers = [request.matcher for request in batch.requests]
+        permitted, kept = draft_masks(matchers, drafts.cpu(), parents.cpu(), self.target.config.vocab_size)
+        pool.draft_tokens[rows[:size], :num_drafts] = drafts.masked_fill(~kept.to(self.device), PLACEHOLDER)[:size]
+        return permitted.to(self.device)
 
     @property
     def _is_tree(self) -> bool:

@@ -35,8 +35,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `logprobs` None is off, 0 asks for the
     sampled token only, n for the n best beside it; `prompt_logprobs` likewise over the prompt. Penalties follow the
     OpenAI definitions over output tokens; `repetition_penalty` (CTRL) counts the prompt too. `logit_bias` pairs are
-    (token id, additive bias in nats). `bad_words` are token sequences that must not come up; `allowed_token_ids`, when
-    there are any, the only ones that may. `json_schema` is JSON text. Raises ValueError naming the field.
+    (token id, additive bias in nats). `bad_words` are token sequences that must not come up in the output (the prompt
+    begins none, as in vLLM); `allowed_token_ids`, when there are any, the only ones that may, EOS included.
+    `json_schema` is JSON text. The output spells a text of the `json_schema` or `regex`, and EOS follows where it is
+    whole. Raises ValueError naming the field.
     """
 
     temperature: float = 0.0

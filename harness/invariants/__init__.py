@@ -24,6 +24,7 @@ from harness.invariants.count import count_1
 from harness.invariants.counters import count_2, count_2_blocks
 from harness.invariants.equal import equal_1, equal_2
 from harness.invariants.finish import finish_1, finish_1_alone, finish_2, finish_2_alone
+from harness.invariants.gram import gram_1
 from harness.invariants.kv import kv_1, kv_1_poison
 from harness.invariants.logp import LOGP_TOLERANCE, logp_1
 from harness.invariants.memory import alias_2
@@ -61,6 +62,7 @@ __all__ = [
     "finish_1_alone",
     "finish_2",
     "finish_2_alone",
+    "gram_1",
     "invariant",
     "judge",
     "kv_1",

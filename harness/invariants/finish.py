@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -20,6 +21,14 @@ _fault = partial(blame, "FINISH-1")
 def stop_ids(request: Request, eos: Collection[int]) -> frozenset[int]:
     """The ids that end this request: its own, and the end-of-sequence ids unless it ignores them."""
     return frozenset(request.sampling.stop_token_ids) | (frozenset() if request.sampling.ignore_eos else frozenset(eos))
+
+
+def can_run_dry(request: Request) -> bool:
+    """Whether its masks may come to leave no token to choose: then nobody but the engine can end it, by an abort."""
+    sampling = request.sampling
+    grammar = sampling.regex is not None or sampling.json_schema is not None
+    banned = sampling.bad_words or any(bias == -math.inf for _, bias in sampling.logit_bias)
+    return grammar or bool(banned or sampling.allowed_token_ids)
 
 
 def stop_string_cut(request: Request, tokens: tuple[int, ...], detokenize: Detokenize) -> int | None:
@@ -118,7 +127,7 @@ def _reason(
     matched = detokenize is not None and stop_string_cut(request, tokens, detokenize) is not None
     last = token_at(tokens, len(tokens) - 1) if tokens else "no token"
     if reason == "abort":
-        if request.abort_step is None:
+        if request.abort_step is None and not can_run_dry(request):
             return [_fault(key, "finish reason is abort, though nobody aborted the request", expected="stop or length")]
         return []
     if reason == "stop" and not (stopped or matched or unseen):
@@ -185,7 +194,8 @@ def _prefix(pair: Pair, cap: int) -> list[Violation]:
                 message, position=start + row, row=row, expected=token_at(right, row), got=token_at(got.token_ids, row)
             )
         ]
-    ended = len(whole.token_ids) <= cap
+    # Masks that leave nothing behind the last token are not met where the cap ends the output first.
+    ended = len(whole.token_ids) <= cap - (whole.finish_reason == "abort")
     reason = whole.finish_reason if ended else "length"
     out = []
     if got.finish_reason != reason:

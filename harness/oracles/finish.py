@@ -30,13 +30,15 @@ def finish(
     eos_token_ids: Collection[int] = (),
     detokenize: Detokenize | None = None,
     room: int | None = None,
+    runs_dry: bool = False,
 ) -> Finish:
     """End a stream as `params` say.
 
     `stream` holds at least as many tokens as the cap, chosen by the sampler: min_new_tokens is its business, so a stop
     id before it is an error here. Stop strings count once they end beyond the text of the first min_new_tokens tokens.
-    `room` is how many output tokens the context has room for. Raises ValueError when the stream ends or stops too
-    early, or when stop strings come without `detokenize`.
+    `room` is how many output tokens the context has room for. With `runs_dry` the stream may end, since masks left
+    nothing to choose: an abort. Raises ValueError when the stream ends or stops too early, or when stop strings come
+    without `detokenize`.
     """
     if params.stop and detokenize is None:
         raise ValueError(f"stop={params.stop!r}: needs a detokenizer; pass `detokenize`")
@@ -56,6 +58,8 @@ def finish(
             return Finish(tokens, "stop", None if detokenize is None else detokenize(tokens[:-1]))
         if len(tokens) >= cap:
             return Finish(tokens, "length", None if detokenize is None else detokenize(tokens))
+    if runs_dry:
+        return Finish(tokens, "abort", None if detokenize is None else detokenize(tokens))
     raise ValueError(f"stream of {len(tokens)} tokens: must reach a stop or {cap} tokens; give a longer one")
 
 
@@ -88,11 +92,14 @@ def expected_completion(
     eos_token_ids: Collection[int] = (),
     detokenize: Detokenize | None = None,
     context_length: int | None = None,
+    runs_dry: bool = False,
 ) -> Completion:
     """What a request must come to: a `Completion` to put into a baseline `Run`. Not for requests that are aborted."""
     prompt = request.prompt_token_ids
     room = None if context_length is None else context_length - len(prompt)
-    end = finish(stream, request.sampling, eos_token_ids=eos_token_ids, detokenize=detokenize, room=room)
+    end = finish(
+        stream, request.sampling, eos_token_ids=eos_token_ids, detokenize=detokenize, room=room, runs_dry=runs_dry
+    )
     return Completion(
         request_id=request.request_id,
         prompt_token_ids=prompt,

@@ -23,6 +23,10 @@ ORDER = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
 """The usual order, and the default of `Capabilities.processor_order`."""
 
 
+class NothingLeft(ValueError):
+    """The masks of a request leave no token."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The token ids that came before: of the prompt, and of the output so far (draft tokens on the way included)."""
@@ -38,16 +42,18 @@ def next_token_law(
     *,
     stop_ids: Collection[int] = (),
     banned_ids: Collection[int] = (),
+    following_ids: Collection[int] | None = None,
     order: Sequence[str] = ORDER,
 ) -> Floats:
     """[V] raw logits (or log law) -> [V] float64 probabilities.
 
     `stop_ids` are the stop and end-of-sequence ids, which min_new_tokens masks. `banned_ids` are never sampled (the
-    end-of-sequence ids of a request with ignore_eos, in an engine that bans them). Temperature 0 gives all mass to the
-    best token, the lowest id among equals. Raises ValueError on NaN, on an unknown step in `order`, and when nothing is
+    end-of-sequence ids of a request with ignore_eos, in an engine that bans them). `following_ids` are all that the
+    grammar of the request lets follow, None without a grammar. Temperature 0 gives all mass to the best token, the
+    lowest id among equals. Raises ValueError on NaN, on an unknown step in `order`, and when nothing is
     left to sample.
     """
-    return _softmax(_walk(logits, params, history, stop_ids, banned_ids, order)[0])
+    return _softmax(_walk(logits, params, history, stop_ids, banned_ids, following_ids, order)[0])
 
 
 def decision_gap(
@@ -57,6 +63,7 @@ def decision_gap(
     *,
     stop_ids: Collection[int] = (),
     banned_ids: Collection[int] = (),
+    following_ids: Collection[int] | None = None,
     order: Sequence[str] = ORDER,
 ) -> float:
     """How close, in probability, any filter (or the argmax) comes to keeping or dropping another token.
@@ -64,7 +71,7 @@ def decision_gap(
     An engine in lower precision may decide differently where this is as small as its rounding: workloads that compare
     laws exactly keep away from such places. Infinite when no filter is on.
     """
-    return _walk(logits, params, history, stop_ids, banned_ids, order)[1]
+    return _walk(logits, params, history, stop_ids, banned_ids, following_ids, order)[1]
 
 
 def support(law: Floats) -> frozenset[int]:
@@ -106,6 +113,7 @@ def _walk(
     history: History,
     stop_ids: Collection[int],
     banned_ids: Collection[int],
+    following_ids: Collection[int] | None,
     order: Sequence[str],
 ) -> tuple[Floats, float]:
     """The scores after all steps, and the smallest gap of any decision on the way."""
@@ -119,12 +127,15 @@ def _walk(
     if len(history.output) < params.min_new_tokens:
         scores[list(stop_ids)] = -np.inf
     scores[list(_bad_endings(params, history))] = -np.inf
+    for only in (params.allowed_token_ids or None, following_ids):
+        if only is not None:
+            scores = np.where(np.isin(np.arange(scores.size), list(only)), scores, -np.inf)
     gap = np.inf
     for name in order:
         scores, closest = _STEPS[name](scores, params, history)
         gap = min(gap, closest)
         if not np.isfinite(scores).any():
-            raise ValueError(f"nothing is left to sample after {name!r}; relax the masks")
+            raise NothingLeft(f"nothing is left to sample after {name!r}; relax the masks")
     if params.greedy:
         scores, closest = _argmax(scores)
         gap = min(gap, closest)

@@ -91,7 +91,9 @@ def abort_storm(vocabulary: Vocabulary, seed: int = 0) -> Batch:
 
 def mixed_flags(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     """Every flag once in one batch, and a request without any."""
-    prompts = [vocabulary.prompt(length, 100 * seed + 10 + i) for i, length in enumerate((4, 9, 2, 6, 1, 12, 5, 3, 7))]
+    lengths = (4, 9, 2, 6, 1, 12, 5, 3, 7, 4, 8, 2)
+    prompts = [vocabulary.prompt(length, 100 * seed + 10 + i) for i, length in enumerate(lengths)]
+    bad, allowed = (vocabulary.continue_(prompts[i], 12) for i in (9, 10))
     stream = vocabulary.continue_(prompts[4], 12)
     stop = vocabulary.continue_(prompts[5], 12)
     flags: list[tuple[dict[str, Any], bool]] = [
@@ -104,6 +106,9 @@ def mixed_flags(vocabulary: Vocabulary, seed: int = 0) -> Batch:
         ({"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3}, False),
         ({"logit_bias": ((vocabulary.ordinary[-1], 30.0),)}, False),
         ({"temperature": 1.0, "seed": 7}, False),
+        ({"bad_words": ((bad[2], bad[3]), (bad[6],))}, True),
+        ({"allowed_token_ids": tuple(sorted(set(allowed[:7])))}, False),
+        ({"regex": "[0-9a-e]{4}([0-4]|[a-e][0-9])*", "logprobs": 1}, True),
     ]
     requests = [
         Request(

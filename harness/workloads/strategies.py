@@ -88,7 +88,8 @@ def finishes(
 
 @st.composite
 def processors(draw: st.DrawFn, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Penalties and logit bias: they make the choice depend on what was emitted, also inside a block."""
+    """Penalties, bias and masks: they make the choice depend on what was emitted, also inside a block. Bad words are
+    steps that the target would take."""
     token = st.sampled_from(vocabulary.ordinary)
     return draw(
         st.fixed_dictionaries(
@@ -103,6 +104,10 @@ def processors(draw: st.DrawFn, vocabulary: Vocabulary) -> dict[str, Any]:
                     max_size=2,
                     unique_by=lambda pair: pair[0],
                 ).map(tuple),
+                "bad_words": st.lists(
+                    token.map(lambda token_id: vocabulary.continue_((token_id,), 2)), min_size=1, max_size=3
+                ).map(tuple),
+                "allowed_token_ids": st.lists(token, min_size=8, max_size=20, unique=True).map(tuple),
             },
         )
     )

@@ -1,7 +1,7 @@
 """From raw logits to the law that a request asked for.
 
-Order: penalties, logit bias, minimum length, temperature, top-k, top-p, min-p (that of Hugging Face). Every function
-returns new tensors: the raw logits stay as they are for logprobs.
+Order: penalties, logit bias, the masks (minimum length, allowed ids, bad words, grammar), temperature, top-k, top-p,
+min-p (that of Hugging Face). Every function returns new tensors: the raw logits stay as they are for logprobs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kernels.base import Backend
 from kernels.filter_logits import filter_logits
 from kernels.verify_chain_sampled import verify_chain_sampled
 from reference_engine.request import RequestState
+from reference_engine.sampling.bad_words import BadWords
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class SamplingBatch:
     bias: torch.Tensor | None
     min_new_tokens: torch.Tensor | None
     stop_mask: torch.Tensor | None
+    allowed: torch.Tensor | None
+    bad_words: BadWords | None
     seeds: torch.Tensor
     backend: Backend = "torch"
 
@@ -62,7 +65,7 @@ class SamplingBatch:
             return torch.tensor(values + [off] * pad, dtype=dtype, device=device)[:, None, None]
 
         temperature = column("temperature", 0.0)
-        bias = stop_mask = None
+        bias = stop_mask = allowed = None
         if any(p.logit_bias for p in params):
             bias = torch.zeros(size, 1, vocab, device=device)
             for row, p in enumerate(params):
@@ -73,6 +76,12 @@ class SamplingBatch:
             stop_mask = torch.zeros(size, 1, vocab, dtype=torch.bool, device=device)
             for row, p in enumerate(params):
                 stop_mask[row, 0, [*p.stop_token_ids, *eos]] = True
+        if any(p.allowed_token_ids for p in params):
+            allowed = torch.ones(size, 1, vocab, dtype=torch.bool, device=device)
+            for row, p in enumerate(params):
+                if p.allowed_token_ids:
+                    allowed[row] = False
+                    allowed[row, 0, list(p.allowed_token_ids)] = True
         return cls(
             greedy=None if temperature is None else temperature == 0,
             temperature=temperature,
@@ -85,6 +94,8 @@ class SamplingBatch:
             bias=bias,
             min_new_tokens=min_new_tokens,
             stop_mask=stop_mask,
+            allowed=allowed,
+            bad_words=BadWords.of([p.bad_words for p in params], device),
             seeds=torch.tensor([r.seed for r in requests] + [0] * pad, device=device)[:, None],
             backend=backend,
         )
@@ -93,19 +104,29 @@ class SamplingBatch:
     def penalised(self) -> bool:
         return any(column is not None for column in (self.repetition, self.presence, self.frequency))
 
+    @property
+    def masks(self) -> bool:
+        """Whether a row of logits may lose tokens, and so all of them."""
+        return any(x is not None for x in (self.bias, self.min_new_tokens, self.allowed, self.bad_words))
+
 
 @dataclass(slots=True)
 class History:
     """What each row of logits [N, Q, V] follows: counts of prompt tokens and of output tokens, drafts on the way to
-    the row included; `num_output` [N, Q] output tokens before the row."""
+    the row included; `num_output` [N, Q] output tokens before the row; `tails` [N, Q, L]: the last of them, where bad
+    words need to know (see `output_tails`)."""
 
     prompt_counts: torch.Tensor
     output_counts: torch.Tensor
     num_output: torch.Tensor
+    tails: torch.Tensor | None = None
 
 
-def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, history: History | None) -> torch.Tensor:
-    """Penalties, bias and minimum length on raw logits [N, Q, V]. `history` may be None when nothing needs it."""
+def adjust_logits(
+    logits: torch.Tensor, batch: SamplingBatch, history: History | None, permitted: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Penalties, bias and masks on raw logits [N, Q, V]. `history` may be None when nothing needs it; `permitted` bool
+    [N, Q, V] is what grammars let follow."""
     if batch.penalised:
         assert history is not None
         counts = (history.prompt_counts.expand_as(logits), history.output_counts.expand_as(logits))
@@ -118,6 +139,14 @@ def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, history: History |
         assert batch.stop_mask is not None
         early = history.num_output[:, :, None] < batch.min_new_tokens
         logits = logits.masked_fill(early & batch.stop_mask, float("-inf"))
+    if batch.allowed is not None:
+        logits = logits.masked_fill(~batch.allowed, float("-inf"))
+    if batch.bad_words is not None:
+        assert history is not None
+        assert history.tails is not None
+        logits = logits.masked_fill(batch.bad_words.banned(history.tails, logits.shape[2]), float("-inf"))
+    if permitted is not None:
+        logits = logits.masked_fill(~permitted, float("-inf"))
     return logits
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from kernels.build_tree import Tree
 from reference_engine.pool import RequestPool
+from reference_engine.sampling.bad_words import output_tails
 from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, draw, probabilities
 from reference_engine.sampling.random import RandomSource, Stream
 from reference_engine.verification.base import Verdict
@@ -16,7 +19,8 @@ from reference_engine.verification.tree import verify_tree_greedy, verify_tree_s
 
 class Window:
     """The rows [N] of a launch with what their logits follow: the first `num_drafts` drafts of each, all unless told
-    otherwise. `tree` is set for draft trees."""
+    otherwise. `tree` is set for draft trees, `permitted` bool [N, Q, V] where grammars say what may follow each row of
+    logits."""
 
     def __init__(self, pool: RequestPool, rows: torch.Tensor, sampling: SamplingBatch, random: RandomSource) -> None:
         self.pool = pool
@@ -24,6 +28,7 @@ class Window:
         self.sampling = sampling
         self.random = random
         self.tree: Tree | None = None
+        self.permitted: torch.Tensor | None = None
         self.num_drafts = pool.draft_tokens.shape[1]
 
     @property
@@ -36,7 +41,8 @@ class Window:
     def history(self, drafts: torch.Tensor | None, vocab_size: int) -> History | None:
         """What every logits row follows: committed tokens and, for drafts [N, n - 1], the path to the row."""
         sampling, pool, rows = self.sampling, self.pool, self.rows
-        if not sampling.penalised and sampling.min_new_tokens is None:
+        bad_words = sampling.bad_words
+        if not sampling.penalised and sampling.min_new_tokens is None and bad_words is None:
             return None
         num_output = (pool.seq_lens[rows] - pool.prompt_lens[rows])[:, None]
         steps = torch.zeros_like(num_output)
@@ -59,18 +65,29 @@ class Window:
             else:
                 on_path = F.pad(hot.cumsum(1), (0, 0, 1, 0))
             output_counts = output_counts + on_path
-        return History(prompt_counts, output_counts, num_output + steps)
+        tails = None
+        if bad_words is not None:
+            tails = output_tails(pool, rows, drafts, self.tree, bad_words.length)
+        return History(prompt_counts, output_counts, num_output + steps, tails)
+
+    def adjusted(self, logits: torch.Tensor, drafts: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Raw logits [N, Q, V] -> adjusted ones, and bool [N, Q]: nothing is left of the row (None: impossible)."""
+        sampling = self.sampling
+        adjusted = adjust_logits(logits, sampling, self.history(drafts, logits.shape[-1]), self.permitted)
+        masked = sampling.masks or self.permitted is not None
+        return adjusted, adjusted.isneginf().all(-1) if masked else None
 
 
-def sample_next(logits: torch.Tensor, window: Window) -> torch.Tensor:
-    """Raw logits [N, 1, V] after the committed tokens -> ids [N, 1]."""
+def sample_next(logits: torch.Tensor, window: Window) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Raw logits [N, 1, V] after the committed tokens -> ids [N, 1], and bool [N]: there was none to choose."""
     sampling = window.sampling
-    adjusted = adjust_logits(logits, sampling, window.history(None, logits.shape[-1]))
+    adjusted, empty = window.adjusted(logits, None)
+    stuck = None if empty is None else empty[:, 0]
     if sampling.all_greedy:
-        return adjusted.argmax(-1)
+        return adjusted.argmax(-1), stuck
     positions = window.pool.seq_lens[window.rows][:, None]
     coin = window.uniform(positions, Stream.FINAL)[:, 0]
-    return draw(probabilities(adjusted, sampling)[:, 0], coin, sampling.backend)[:, None]
+    return draw(probabilities(adjusted, sampling)[:, 0], coin, sampling.backend)[:, None], stuck
 
 
 def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accept_len: int) -> Verdict:
@@ -78,18 +95,31 @@ def verify(logits: torch.Tensor, drafts: torch.Tensor, window: Window, max_accep
 
     The token that row j decides has position seq_len + depth of j; random numbers are keyed by it.
     """
-    sampling = window.sampling
-    adjusted = adjust_logits(logits, sampling, window.history(drafts, logits.shape[-1]))
-    tree = window.tree
+    adjusted, empty = window.adjusted(logits, drafts)
+    verdict = _verdict(adjusted, empty, drafts, window, max_accept_len)
+    if empty is None:
+        return verdict
+    last = verdict.accept_index.gather(1, verdict.accept_lens[:, None] - 1)
+    emitted = verdict.emitted.masked_fill(verdict.emitted == logits.shape[-1], 0)
+    return replace(verdict, emitted=emitted, stuck=empty.gather(1, last)[:, 0])
+
+
+def _verdict(
+    adjusted: torch.Tensor, empty: torch.Tensor | None, drafts: torch.Tensor, window: Window, max_accept_len: int
+) -> Verdict:
+    sampling, tree = window.sampling, window.tree
     if sampling.all_greedy:
         choice = adjusted.argmax(-1)
+        if empty is not None:
+            # An id outside the vocabulary: no draft is accepted where nothing may come.
+            choice = choice.masked_fill(empty, adjusted.shape[-1])
         if drafts.shape[1] == 0:
             return Verdict(choice, torch.ones_like(choice[:, 0]), torch.zeros_like(choice))
         if tree is None:
             return verify_chain_greedy(drafts, choice, sampling.backend)
         return verify_tree_greedy(drafts, tree, choice, max_accept_len, sampling.backend)
     probs = probabilities(adjusted, sampling)
-    depth = torch.arange(max_accept_len, device=logits.device)
+    depth = torch.arange(max_accept_len, device=adjusted.device)
     positions = window.pool.seq_lens[window.rows][:, None] + depth
     final = window.uniform(positions, Stream.FINAL)
     if tree is None:

@@ -58,7 +58,7 @@ HYBRID = vocabulary("hybrid")
 SPECULATIVE = [
     name
     for name, lane in LANES.items()
-    if lane.folder in known_family(HYBRID.family).drafters and lane.topk == 1 and not lane.scripted
+    if (lane.folder in known_family(HYBRID.family).drafters and lane.topk == 1 and not lane.scripted) or name == "NGRAM"
 ]
 """Lanes whose drafter the family has."""
 BARE = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)

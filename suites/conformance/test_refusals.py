@@ -24,6 +24,13 @@ BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "id_negative": ("prompt_token_ids", {"prompt_token_ids": (-1, *PROMPT)}),
     "prompt_too_long": ("prompt_token_ids", {"prompt_token_ids": WALK.prompt(90, 3)}),
     "bias_outside": ("logit_bias", {"sampling": SamplingParams(logit_bias=((WALK.vocab_size, 1.0),))}),
+    "bad_word_outside": ("bad_words", {"sampling": SamplingParams(bad_words=((3, WALK.vocab_size),))}),
+    "allowed_outside": ("allowed_token_ids", {"sampling": SamplingParams(allowed_token_ids=(3, -1))}),
+    "regex_broken": ("regex", {"sampling": SamplingParams(regex="[a-")}),
+    "regex_unsayable": ("regex", {"sampling": SamplingParams(regex="~a")}),
+    "schema_broken": ("json_schema", {"sampling": SamplingParams(json_schema="{")}),
+    "two_grammars": ("regex", {"sampling": SamplingParams(json_schema='{"type": "null"}', regex="a")}),
+    "endless_grammar": ("ignore_eos", {"sampling": SamplingParams(regex="a", ignore_eos=True)}),
 }
 BAD_SETUPS: dict[str, Any] = {
     "page_size": 0,

@@ -39,6 +39,8 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "min_new_tokens": st.integers(0, 6),
         "stop_token_ids": st.lists(TOKEN, max_size=1).map(tuple),
+        "bad_words": st.lists(st.lists(TOKEN, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
+        "allowed_token_ids": st.lists(TOKEN, min_size=3, max_size=6, unique=True).map(tuple),
     }
     fields = {name: draw(values) for name, values in on.items() if draw(st.booleans())}
     return {"max_new_tokens": 9, **fields}
@@ -72,7 +74,11 @@ def laws(rows: list[Row], padding: int) -> torch.Tensor:
         prompts[place, 0], outputs[place, 0] = torch.tensor(counts(prompt)), torch.tensor(counts(output))
         lengths[place] = len(output)
     before = logits.clone()
-    law = probabilities(adjust_logits(logits, batch, History(prompts, outputs, lengths)), batch)
+    tails = None
+    if batch.bad_words is not None:
+        ends = [((-1,) * batch.bad_words.length + output)[len(output) :] for *_, output in rows]
+        tails = torch.tensor(ends + [(-1,) * batch.bad_words.length] * padding, dtype=torch.long)[:, None]
+    law = probabilities(adjust_logits(logits, batch, History(prompts, outputs, lengths, tails)), batch)
     assert torch.equal(logits, before), "the raw logits were overwritten"
     assert torch.isfinite(law[: len(rows)]).all()
     return law[: len(rows), 0]
@@ -118,6 +124,8 @@ def test_no_option_is_left_out() -> None:
         "frequency_penalty": 1.0,
         "logit_bias": ((1, 2.0),),
         "min_new_tokens": 5,
+        "bad_words": ((6,), (0, 2, 0)),
+        "allowed_token_ids": (0, 2, 3),
     }
     scores, prompt, output = [1.0, 0.5, 0.25, 0.0, -0.5, -1.0, 0.75], (0, 1), (2, 0, 2)
     plain = {"temperature": 1.0, "max_new_tokens": 9}

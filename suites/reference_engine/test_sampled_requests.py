@@ -159,6 +159,9 @@ LOOKING_BACK: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.6, "presence_penalty": 1.0, "logit_bias": ((0, 7.0),)},
     {"presence_penalty": -2.0, "min_new_tokens": 11, "stop_token_ids": (13, 7, 14)},
     {"min_new_tokens": 5, "stop_token_ids": (0, 1, 4, 6, 7, 10, 11, 12, 13, 14, 15)},
+    {"bad_words": (*((a, b) for a in range(0, 16, 2) for b in range(1, 16, 3)), (4, 5, 6, 7))},
+    {"bad_words": ((3,), (5, 8), (8, 9, 10)), "presence_penalty": -3.0},
+    {"allowed_token_ids": (0, 4, 5, 8, 9, 15), "frequency_penalty": 1.0},
 )
 
 

@@ -14,6 +14,8 @@ from harness.workloads.strategies import MAX_NEW_TOKENS, MAX_REQUESTS, Batch, ba
 from harness.workloads.sweeps import caps, depth, ends_of_sequence, minimum_lengths, stops_and_caps, two_stops
 
 WALK = vocabulary("walk")
+FINISHES = ("stop_token_ids", "stop", "min_new_tokens", "ignore_eos")
+MASKS = ("bad_words", "allowed_token_ids")
 
 
 @given(batch=batches(WALK, timed=True))
@@ -41,7 +43,7 @@ def test_batches_cover_what_they_promise() -> None:
             seen.update(["hidden"] if request.return_hidden_states else [])
             seen.update(["abort"] if request.abort_step is not None else [])
             seen.update(["late"] if request.arrival_step else [])
-            for name in ("stop_token_ids", "stop", "min_new_tokens", "ignore_eos", "logit_bias"):
+            for name in (*FINISHES, "logit_bias", *MASKS):
                 seen.update([name] if getattr(sampling, name) else [])
             for name in ("logprobs", "prompt_logprobs"):
                 seen.update([name] if getattr(sampling, name) is not None else [])
@@ -50,7 +52,7 @@ def test_batches_cover_what_they_promise() -> None:
 
     look()
     setup = {"page_size", "chunk_size", "overlap", "prefix_cache", "max_running", "batch_buckets", "num_pages"}
-    flags = {"stop_token_ids", "stop", "min_new_tokens", "ignore_eos", "logit_bias", "logprobs", "prompt_logprobs"}
+    flags = {*FINISHES, *MASKS, "logit_bias", "logprobs", "prompt_logprobs"}
     others = {"warm", "shared", "short", "long", "hidden", "abort", "late", "penalties", "n"}
     rare = {name: seen[name] for name in setup | flags | others if seen[name] < 5}
     assert rare == {}
