@@ -71,7 +71,8 @@ def test_one_row_per_verify_step(drafter: Lane, monkeypatch: pytest.MonkeyPatch)
     wrong = misattributed(drafter, run)
     assert owners(wrong) == {"r0", "r1", "r2", "r3"}
     foreign = [violation for violation in wrong if "of request 'r0'" in (violation.origin or "")]
-    assert {"r1", "r2", "r3"} <= owners(foreign)
+    # In windows of two rows the fourth row of the batch is one of the second request.
+    assert {"r1", "r2"} | (set() if drafter.spec.max_k == 1 else {"r3"}) <= owners(foreign)
     assert all("of alphabet 0" in (violation.origin or "") for violation in foreign)
 
 
