@@ -28,6 +28,18 @@ def test_accept_1_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) 
     assert_red(accept_1(corrupt(good_run()), ACCEPTS), "ACCEPT-1", says, request_id="b", **where)
 
 
+def test_accept_1_counts_drafts_where_it_is_told_how_many() -> None:
+    run = good_run()
+    drafted = {done.request_id: tuple(done.draft_lens or ()) for done in run.completions}
+    assert accept_1(run, ACCEPTS, drafted) == []
+    wrong = accept_1(completion("b", draft_lens=(3, 2))(run), ACCEPTS, drafted)
+    assert_red(wrong, "ACCEPT-1", "number of drafts of verify step 1", request_id="b", row=1, step=2, expected=3, got=2)
+    unknown = completion("b", draft_lens=None)(run)
+    assert accept_1(unknown, ACCEPTS, drafted) == []
+    with pytest.raises(Misuse, match="drafted has no entry for request 'b'"):
+        accept_1(run, ACCEPTS, {"a": drafted["a"]})
+
+
 def test_accept_1_does_not_need_a_trace() -> None:
     run = replace(completion("b", accept_lens=(2, 3))(good_run()), steps=())
     assert_red(accept_1(run, ACCEPTS), "ACCEPT-1", "of verify step 1", request_id="b", row=1, step=None)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.contract import HiddenStates, LogprobRow, Run, StepTrace, TensorFacts
-from harness.invariants import Misuse, Scribbler, Violation, alias_1, alias_2, alias_2_scribbled
+from harness.contract import DrafterSetup, HiddenStates, LogprobRow, Run, StepTrace, TensorFacts
+from harness.invariants import Misuse, Scribbler, Violation, alias_1, alias_1_layers, alias_2, alias_2_scribbled
 from harness.invariants.memory import own_storage_flaw
 from harness.invariants.scribble import canary
 
@@ -353,3 +353,71 @@ def test_scribbling_writes_to_inference_tensors() -> None:
     scribbler(replace(trace, deltas=trace.deltas[1:]))
     assert scribbler.finish() == []
     assert row[0] != 0
+
+
+LAYERS = (4, 0)
+KEEPING = DrafterSetup.chain("EXTRACT_HIDDEN_STATES", 1, aux_layer_ids=LAYERS)
+
+
+def states(tokens: tuple[int, ...]) -> torch.Tensor:
+    """[n, 2, WIDTH]: the second layer says everything with the other sign."""
+    return torch.stack([rows(tokens), -rows(tokens)], dim=1)
+
+
+def keeping_run() -> Run:
+    run = good_run()
+    kept = tuple(
+        replace(done, layer_states=states((*done.prompt_token_ids, *done.token_ids)[:-1])) for done in run.completions
+    )
+    return replace(run, setup=replace(run.setup, drafter=KEEPING), completions=kept)
+
+
+def kept_by(request_id: str) -> torch.Tensor:
+    found = keeping_run().of(request_id).layer_states
+    assert found is not None
+    return found
+
+
+def edited(place: int, layer: int, row: torch.Tensor) -> torch.Tensor:
+    found = kept_by("b").clone()
+    found[place, layer] = row
+    return found
+
+
+KEPT: list[tuple[str, Corruption, str, dict[str, Any]]] = [
+    ("missing", completion("b", layer_states=None), "are missing", {"got": "nothing"}),
+    ("one layer", completion("b", layer_states=kept_by("b")[:, :1]), "not of the layers", {"expected": [4, 0]}),
+    ("layers swapped", completion("b", layer_states=kept_by("b").flip(1)), "entering layer 4 is not that", {"row": 0}),
+    ("row too few", completion("b", layer_states=kept_by("b")[:-1]), "differ in number", {}),
+    (
+        "neighbour's",
+        completion("b", layer_states=edited(6, 1, kept_by("a")[7, 1])),
+        "entering layer 0 is not that",
+        {"row": 6, "origin": "this is row 7 of request 'a'"},
+    ),
+    (
+        "shifted",
+        completion("b", layer_states=kept_by("b").roll(1, 0)),
+        "entering layer 4 is not that",
+        {"row": 0, "origin": "this is row 9 of the same request"},
+    ),
+    ("no tensor", completion("b", layer_states=[[0.0]]), "layer_states is not of the right type", {}),
+]
+
+
+@pytest.mark.parametrize(("corrupt", "says", "where"), [case[1:] for case in KEPT], ids=[case[0] for case in KEPT])
+def test_alias_1_is_red_for_kept_layers(corrupt: Corruption, says: str, where: dict[str, Any]) -> None:
+    assert alias_1_layers(keeping_run(), states) == []
+    assert_red(alias_1_layers(corrupt(keeping_run()), states), "ALIAS-1", says, request_id="b", **where)
+
+
+def test_an_aborted_request_may_have_kept_nothing() -> None:
+    aborted = completion("b", layer_states=None, finish_reason="abort")(keeping_run())
+    assert alias_1_layers(aborted, states) == []
+
+
+def test_alias_2_looks_at_kept_layers() -> None:
+    run = keeping_run()
+    assert alias_2(run) == []
+    shared = completion("b", layer_states=run.of("a").layer_states)(run)
+    assert_red(alias_2(shared), "ALIAS-2", "shared between different requests", request_id="b")

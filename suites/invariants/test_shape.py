@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.contract import DrafterSetup, ProposeTrace, Run, TensorFacts
+from harness.contract import Action, DrafterSetup, ProposeTrace, Run, TensorFacts
 from harness.invariants import shape_1, shape_2
 
 from .builders import VOCAB, Corruption, K, assert_red, completion, delta, good_run, step
@@ -162,3 +162,25 @@ def test_shape_2_is_red_for_a_trace_that_cannot_be_read() -> None:
     assert_red(shape_2(marks, VOCAB), "SHAPE-2", "discarded must have 2", step=2)
     wide = step(2, "verify", num_draft_tokens=7)(good_run())
     assert_red(shape_2(wide, VOCAB), "SHAPE-2", "num_draft_tokens - 1 wide", step=2, expected=6, got=3)
+
+
+@pytest.mark.parametrize(
+    ("step_", "k", "fine"), [(0, K, True), (1, 1, True), (1, 2, False), (2, 0, True), (2, 1, False)]
+)
+def test_shape_1_wants_no_more_drafts_than_were_set(step_: int, k: int, fine: bool) -> None:
+    """The step after the change may still be given what the wider drafts before it came to."""
+    run = replace(
+        proposal_alone(2, k, K + 1, torch.zeros(2, k, dtype=torch.int64)),
+        actions=(Action(step=2, name="set_num_steps", value=0), Action(step=1, name="set_num_steps", value=1)),
+    )
+    run = replace(run, steps=(replace(run.steps[0], step=step_),))
+    assert (shape_1(run) == []) == fine
+
+
+def test_shape_1_counts_the_nodes_of_shallow_trees() -> None:
+    run = proposal_alone(2, 2, 1, torch.zeros(2, 2, dtype=torch.int64))
+    tree = DrafterSetup(method="EAGLE", num_steps=3, topk=2, num_draft_tokens=8)
+    run = replace(run, setup=replace(run.setup, drafter=tree), actions=(Action(step=0, name="set_num_steps", value=1),))
+    assert shape_1(run) == []
+    deep = proposal_alone(2, 3, 1, torch.zeros(2, 3, dtype=torch.int64))
+    assert_red(shape_1(replace(run, steps=deep.steps)), "SHAPE-1", "k lies outside", expected="0..2", got=3)

@@ -13,26 +13,33 @@ from harness.invariants import Violation, alias_1
 from harness.known_answer.census import CensusTarget
 from harness.workloads.lane import Lane
 
-DRAFTERS = ("STANDALONE", "EAGLE", "EAGLE3", "MTP", "EAGLE-tree")
-FAMILY = "census"
-"""Tokens come in one alphabet per request, and a hidden row tells its token and so its owner."""
+WITH_MODEL = ("STANDALONE", "EAGLE", "EAGLE3", "MTP", "EAGLE-tree")
+DRAFTERS = (*WITH_MODEL, "NGRAM", "EXTRACT")
 
 PROMPT_LENS = (3, 9, 5, 2)
 
 
+def family_of(lane: Lane) -> str:
+    """Tokens come in one alphabet per request, and a hidden row tells its token and so its owner. A drafter that has
+    only the text to go by needs one that repeats itself."""
+    return "census-stutter" if lane.spec.without_checkpoint else "census"
+
+
 def census(lane: Lane) -> CensusTarget:
-    target = lane.target(FAMILY)
+    target = lane.target(family_of(lane))
     assert isinstance(target, CensusTarget)
     return target
 
 
 def asking(lane: Lane, caps: Sequence[int], *, return_hidden_states: bool = True, **fields: Any) -> tuple[Request, ...]:
     """Requests r0, r1, ... with `caps[i]` new tokens; up to four have an alphabet of their own, ragged prompts and,
-    since their drafts fail at different places, ragged accept lengths."""
+    since their drafts fail at different places, ragged accept lengths. Where drafts come from the text, prompts are
+    longer."""
+    longer = 12 if lane.spec.without_checkpoint else 0
     return tuple(
         Request(
             request_id=f"r{i}",
-            prompt_token_ids=census(lane).prompt(PROMPT_LENS[i % 4] + i // 4, i, owner=i),
+            prompt_token_ids=census(lane).prompt(PROMPT_LENS[i % 4] + i // 4 + longer, i, owner=i),
             sampling=SamplingParams(max_new_tokens=cap, **fields),
             return_hidden_states=return_hidden_states,
         )
@@ -42,7 +49,7 @@ def asking(lane: Lane, caps: Sequence[int], *, return_hidden_states: bool = True
 
 def observe(lane: Lane, requests: Sequence[Request], **setup: Any) -> Run:
     """Run on a fresh engine."""
-    with lane.start(**{"family": FAMILY, **setup}) as engine:
+    with lane.start(**{"family": family_of(lane), **setup}) as engine:
         return engine.run(requests, max_steps=400)
 
 
@@ -66,6 +73,11 @@ def misattributed(lane: Lane, run: Run) -> list[Violation]:
         return f"token {reading.token} of alphabet {reading.owner}"
 
     return alias_1(run, target.hidden_rows, name_row)
+
+
+def accepting(run: Run) -> set[str]:
+    """The requests that had a draft accepted."""
+    return {done.request_id for done in run.completions if max(done.accept_lens or (1,)) > 1}
 
 
 def owners(violations: Iterable[Violation]) -> set[str]:

@@ -17,7 +17,7 @@ from harness.workloads.lane import Lane
 from reference_engine.batch import StepResult
 from reference_engine.output import OutputProcessor
 from reference_engine.request import RequestOutput, RequestState
-from suites.regressions.support import asking, misattributed, observe, owners
+from suites.regressions.support import accepting, asking, misattributed, observe, owners
 
 CAPS = (8, 6, 9, 7)
 Rows = Callable[[StepResult, int, list[int]], list[int]]
@@ -66,11 +66,13 @@ def test_one_row_per_verify_step(drafter: Lane, monkeypatch: pytest.MonkeyPatch)
     requests = asking(drafter, CAPS)
     plant(monkeypatch, row_of_the_batch)
     run = observe(drafter, requests, overlap=True)
-    assert owners(count_1(run)) == {"r0", "r1", "r2", "r3"}
+    assert owners(count_1(run)) == accepting(run)
+    assert len(accepting(run)) >= (2 if drafter.spec.without_checkpoint else 4)
     wrong = misattributed(drafter, run)
     assert owners(wrong) == {"r0", "r1", "r2", "r3"}
     foreign = [violation for violation in wrong if "of request 'r0'" in (violation.origin or "")]
-    assert {"r1", "r2", "r3"} <= owners(foreign)
+    # In windows of two rows the fourth row of the batch is one of the second request.
+    assert {"r1", "r2"} | (set() if drafter.spec.max_k == 1 else {"r3"}) <= owners(foreign)
     assert all("of alphabet 0" in (violation.origin or "") for violation in foreign)
 
 

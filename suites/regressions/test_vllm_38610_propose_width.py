@@ -7,6 +7,7 @@ cannot take an [N, 2] tensor. The tests of the day only ever gave it one column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -18,22 +19,27 @@ from harness.engines.reference import ReferenceEngine
 from harness.invariants import alias_2, judge, shape_1
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
-from reference_engine.drafters.base import Drafter, ModelDrafter, Proposal, ProposeInputs
-from suites.regressions.support import DRAFTERS, FAMILY, asking, crash, observe
+from reference_engine.drafters import DRAFTERS as METHODS
+from reference_engine.drafters.base import Drafter, Proposal, ProposeInputs
+from suites.regressions.support import DRAFTERS, asking, crash, family_of, observe
 
 CHAINS = [name for name in DRAFTERS if LANES[name].topk == 1]
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *, first_column: bool = False) -> None:
     """`propose` ingests as it should and then returns the sampled tokens, or a view of their first column."""
-    original = ModelDrafter.propose
 
-    def propose(self: ModelDrafter, inputs: ProposeInputs) -> Proposal:
-        proposal = original(self, inputs)
-        sampled = inputs.sampled_token_ids
-        return Proposal(sampled[:, :1] if first_column else sampled, proposal.parents, proposal.probs)
+    def planted(original: Callable[[Drafter, ProposeInputs], Proposal]) -> Callable[[Drafter, ProposeInputs], Proposal]:
+        def propose(self: Drafter, inputs: ProposeInputs) -> Proposal:
+            proposal = original(self, inputs)
+            sampled = inputs.sampled_token_ids
+            return Proposal(sampled[:, :1] if first_column else sampled, proposal.parents, proposal.probs)
 
-    monkeypatch.setattr(ModelDrafter, "propose", propose)
+        return propose
+
+    methods = [method for method in METHODS.values() if isinstance(method, type)]
+    for owner in {next(cls for cls in method.__mro__ if "propose" in vars(cls)) for method in methods}:
+        monkeypatch.setattr(owner, "propose", planted(owner.propose))
 
 
 class Probe:
@@ -54,7 +60,7 @@ class Probe:
         drafts = self.drafter.propose(inputs).token_ids
         trace = ProposeTrace(
             request_ids=tuple(f"{request_id}#0" for request_id in inputs.request_ids[:rows]),
-            k=self.drafter.spec.num_draft_tokens - 1,  # type: ignore[attr-defined]  # every drafter with a model has it
+            k=inputs.num_drafts,
             sampled_width=sampled.shape[1],
             discarded=tuple(inputs.discard.tolist()),
             token_ids=drafts.clone(),
@@ -69,7 +75,7 @@ def probe(lane: Lane, k: int) -> tuple[Run, Probe]:
     """A run, and a probe at its second decode step of all four requests."""
     requests = asking(lane, [9] * 4)
     calls = count()
-    with lane.start(family=FAMILY, k=k) as engine:
+    with lane.start(family=family_of(lane), k=k) as engine:
         assert isinstance(engine, ReferenceEngine)
         drafter = engine.engine.drafter
         assert drafter is not None
