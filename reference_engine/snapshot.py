@@ -14,7 +14,7 @@ from reference_engine.request import RequestState
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Committed tokens on the device (n of them); target_kv [n - 1, layers, 2, kv_heads, head_dim] and the same of the
-    drafter over its valid rows, with the ids and feature rows that it was fed there."""
+    drafter over its valid rows; and the ids and feature rows that it was fed (see `Drafter.fed`)."""
 
     owner: str
     token_ids: tuple[int, ...]
@@ -35,8 +35,8 @@ def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
     if drafter is not None and drafter.caches():
         valid = slots[: length - drafter.lookahead]
         draft_kv = torch.cat([cache.read(valid) for cache in drafter.caches()], dim=1)
-        if drafter.shadow is not None:
-            draft_ids, draft_features = drafter.shadow.token_ids[valid], drafter.shadow.features[valid]
+    if drafter is not None:
+        draft_ids, draft_features = drafter.fed(slots)
     return Snapshot(
         owner=request.owner,
         token_ids=tuple(pool.token_ids[row, :length].tolist()),

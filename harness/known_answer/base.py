@@ -19,7 +19,7 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
+DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,8 @@ class Drafter(ABC):
     config: Config
     weights: Weights
     target: Target
+    guesses: bool = False
+    """Whether it errs even where it is not meant to, since some of what decides a token never reaches it."""
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import silu
 
 from harness.known_answer.base import Config, Weights
 from harness.known_answer.blocks import stored
@@ -93,10 +94,25 @@ class DenseMtp(DenseDrafter):
         return out, self.layers.linear("lm_head", out)
 
 
+class DenseMedusa(DenseDrafter):
+    def step(self, layer: int, embeddings: Rows, features: Rows) -> tuple[Rows, Rows]:
+        """Head `layer` on every row; it feeds nothing back and reads no embedding."""
+        del embeddings
+        rows = features
+        for block in range(int(self.config["num_hidden_layers"])):
+            rows = rows + silu(self.layers.linear(f"blocks.{layer}.layers.{block}", rows))
+        return features, self.layers.linear(f"lm_heads.{layer}", rows)
+
+    def draft(self, tokens: Sequence[int], k: int, features: Rows | None = None) -> tuple[int, ...]:
+        fed = self.features(tokens[:-1]) if features is None else features
+        return tuple(int(self.step(head, fed, fed)[1][-1].argmax()) for head in range(k))
+
+
 ARCHITECTURES: dict[str, type[DenseDrafter]] = {
     "LlamaForCausalLMEagle": DenseEagle,
     "LlamaForCausalLMEagle3": DenseEagle3,
     "MiMoForCausalLM": DenseMtp,
+    "MedusaModel": DenseMedusa,
 }
 
 

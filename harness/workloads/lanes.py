@@ -78,6 +78,7 @@ LANES = {
         DrafterLane(name="EAGLE", method="EAGLE", folder="eagle"),
         DrafterLane(name="EAGLE3", method="EAGLE3", folder="eagle3", aux=True),
         DrafterLane(name="MTP", method="MTP", folder="mtp", within_target=True),
+        DrafterLane(name="MEDUSA", method="MEDUSA", folder="medusa"),
         DrafterLane(name="EAGLE-tree", method="EAGLE", folder="eagle", topk=2),
         DrafterLane(name="CUSTOM", method="CUSTOM", folder="standalone", scripted=True),
     )

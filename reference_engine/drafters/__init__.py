@@ -9,6 +9,7 @@ from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
+from reference_engine.drafters.medusa import MedusaDrafter
 from reference_engine.drafters.mtp import MTPDrafter
 from reference_engine.drafters.standalone import StandaloneDrafter
 from reference_engine.model.causal_lm import CausalLM
@@ -19,6 +20,7 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "EAGLE": EagleDrafter,
     "EAGLE3": Eagle3Drafter,
     "MTP": MTPDrafter,
+    "MEDUSA": MedusaDrafter,
     "CUSTOM": CustomDrafter,
 }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.base import Backend
 from kernels.prepare_next_token import prepare_next_token
 from reference_engine.cache.kv import AttentionContext, KVCache, attention_context
 from reference_engine.config import SpecConfig, pages_for
@@ -96,6 +97,14 @@ class Drafter(ABC):
         for cache in self.caches():
             cache.poison(pages)
 
+    def fed(self, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Token ids [rows] and feature rows [rows, width] that it drafts from and was fed for the committed tokens,
+        which lie in `slots`; None where it is fed no such thing or does not remember."""
+        if self.shadow is None:
+            return None, None
+        valid = slots[: len(slots) - self.lookahead]
+        return self.shadow.token_ids[valid], self.shadow.features[valid]
+
 
 @dataclass(slots=True)
 class Drafting:
@@ -108,32 +117,22 @@ class Drafting:
     probs: list[torch.Tensor] = field(default_factory=list)
 
 
-class ModelDrafter(Drafter):
-    """A drafter with a model and a KV cache of its own, addressed by the target's block tables.
+class LogitsDrafter(Drafter):
+    """A drafter that draws its tokens from logits of its own. Subclasses ingest, then draft."""
 
-    Subclasses ingest and step; `base_offset` is where, relative to seq_len, the first draft token is fed: 0 for a
-    language model (token at its own position), -1 for feature drafters, whose row p holds the token after p.
-    `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
-    """
-
-    cache: KVCache
-    base_offset: int = 0
-    num_ingest_steps: int = 1
-
-    def __init__(self, spec: SpecConfig, vocab_size: int, random: RandomSource) -> None:
+    def __init__(self, spec: SpecConfig, vocab_size: int, random: RandomSource, backend: Backend) -> None:
         self.spec = spec
         self.vocab_size = vocab_size
         self.random = random
+        self.backend = backend
 
     @abstractmethod
     def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
         """Feed the processed tokens; leave the logits and feature row that the first draft comes from."""
 
     @abstractmethod
-    def step(
-        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+    def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        """Draft for every row, the discarded ones as well."""
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids of the drafter's vocabulary -> ids of the target's."""
@@ -141,13 +140,12 @@ class ModelDrafter(Drafter):
 
     def propose(self, inputs: ProposeInputs) -> Proposal:
         sampled, backup = inputs.sampled_token_ids, inputs.backup_token_ids
-        backend = self.cache.backend
-        next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=backend)
+        next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=self.backend)
         drafting = self.ingest(inputs, next_token_ids)
         if inputs.all_discarded:
             width = self.spec.num_draft_tokens - 1
             return Proposal(inputs.rows.new_full((len(inputs.rows), width), PLACEHOLDER))
-        proposal = self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
+        proposal = self.draft(inputs, drafting)
         proposal.token_ids = proposal.token_ids.masked_fill(inputs.discard[:, None], PLACEHOLDER)
         return proposal
 
@@ -167,12 +165,40 @@ class ModelDrafter(Drafter):
             position = inputs.seq_lens + len(drafting.tokens)
             seeds = inputs.sampling.seeds[:, 0]
             coin = self.random.uniform(seeds, position, Stream.DRAFT)
-            token = self.to_target_ids(draw(law, coin, self.cache.backend))
+            token = self.to_target_ids(draw(law, coin, self.backend))
             ids = self.to_target_ids(torch.arange(law.shape[-1], device=law.device))
             full = law.new_zeros(len(law), self.vocab_size)
             drafting.probs.append(full.index_copy_(1, ids, law))
         drafting.tokens.append(token)
         return token
+
+    @staticmethod
+    def chain(drafting: Drafting) -> Proposal:
+        """The tokens drafted so far as a chain."""
+        probs = torch.stack(drafting.probs, dim=1) if drafting.probs else None
+        return Proposal(torch.stack(drafting.tokens, dim=1), probs=probs)
+
+
+class ModelDrafter(LogitsDrafter):
+    """A drafter with a model and a KV cache of its own, addressed by the target's block tables.
+
+    Subclasses ingest and step; `base_offset` is where, relative to seq_len, the first draft token is fed: 0 for a
+    language model (token at its own position), -1 for feature drafters, whose row p holds the token after p.
+    `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
+    """
+
+    cache: KVCache
+    base_offset: int = 0
+    num_ingest_steps: int = 1
+
+    @abstractmethod
+    def step(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+
+    def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        return self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
 
     def _draft_chain(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         base = inputs.seq_lens + self.base_offset
@@ -186,8 +212,7 @@ class ModelDrafter(Drafter):
             context = self.context(inputs, position, bound)
             logits, features = self.step(token[:, None], drafting.features[:, None], context)
             drafting.logits, drafting.features = logits[:, 0], features[:, 0]
-        probs = torch.stack(drafting.probs, dim=1) if drafting.probs else None
-        return Proposal(torch.stack(drafting.tokens, dim=1), probs=probs)
+        return self.chain(drafting)
 
     def _draft_tree(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         """Grow an EAGLE-2 tree: each step feeds the topk best nodes and takes topk children of each."""

@@ -9,6 +9,8 @@ from typing import Any
 
 TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
 DRAFTERS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM")
+HEADS = ("MedusaModel",)
+"""Drafters that are no language models: their configuration has other keys, which the drafter itself reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +47,16 @@ class ModelConfig:
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
         """Read `path`/config.json. Raises ValueError naming the key, the value and what is supported."""
-        file = path / "config.json"
-        if not file.is_file():
-            raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
-        raw = json.loads(file.read_text())
-        return _Reader(path, raw).read()
+        return _Reader(path, read_raw(path)).read()
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """`path`/config.json as it is. Raises ValueError when there is none."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
+    raw: dict[str, Any] = json.loads(file.read_text())
+    return raw
 
 
 class _Reader:
@@ -70,6 +77,8 @@ class _Reader:
         raw = self.raw
         names = raw.get("architectures") or ["(none)"]
         architecture = names[0]
+        if architecture in HEADS:
+            raise self.fail("architectures", "is a set of draft heads, not a model")
         if architecture not in TARGETS + DRAFTERS:
             raise self.fail("architectures", f"supported are {', '.join(TARGETS + DRAFTERS)}")
         if raw.get("hidden_act", "silu") != "silu":

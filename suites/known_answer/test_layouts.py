@@ -34,10 +34,12 @@ def mtp_names(layers):
     return target_names(2, BIASES).union(*(below(f"model.mtp_layers.{layer}", parts) for layer in range(layers)))
 
 
+MEDUSA_PARTS = (("blocks", "layers.0.weight"), ("blocks", "layers.0.bias"), ("lm_heads", "weight"))
 EAGLE = {"fc.weight", "embed_tokens.weight", "layers.0.post_attention_layernorm.weight"}
 EAGLE |= below("layers.0", ATTENTION | MLP)
 EAGLE3 = {"fc.weight", "embed_tokens.weight", "norm.weight", "lm_head.weight", "midlayer.hidden_norm.weight"}
 EAGLE3 |= below("midlayer", ATTENTION | MLP | NORMS)
+HEADS = {f"{name}.{head}.{rest}" for head in range(8) for name, rest in MEDUSA_PARTS}
 LAYOUTS = {
     "target": ("LlamaForCausalLM", target_names(4)),
     "standalone": ("LlamaForCausalLM", target_names(1)),
@@ -45,6 +47,7 @@ LAYOUTS = {
     "eagle3": ("LlamaForCausalLMEagle3", EAGLE3),
     "mtp": ("MiMoForCausalLM", mtp_names(1)),
     "mtp3": ("MiMoForCausalLM", mtp_names(3)),
+    "medusa": ("MedusaModel", HEADS),
 }
 
 
@@ -63,8 +66,9 @@ def test_names_and_dtypes(checkpoints, name, dtype):
         assert set(weights) == expected | ({"d2t", "t2d"} if reduced else set())
         assert {tensor.dtype for name, tensor in weights.items() if name not in ("d2t", "t2d")} == {DTYPES[dtype]}
         assert config["torch_dtype"] == dtype
-        assert config["hidden_size"] == config["num_attention_heads"] * config["head_dim"]
-        assert config["head_dim"] >= 32
+        if path.name != "medusa":
+            assert config["hidden_size"] == config["num_attention_heads"] * config["head_dim"]
+            assert config["head_dim"] >= 32
 
 
 @pytest.mark.parametrize("name", ["walk", "law", "census"])
@@ -142,7 +146,7 @@ def test_tokenizer_needs_characters_enough():
 
 def test_build_lays_out_every_family(tmp_path):
     assert build(tmp_path, ["law"], "bfloat16") == (tmp_path / "law",)
-    assert {path.name for path in (tmp_path / "law").iterdir()} == {"target", "standalone", "eagle", "eagle3", "mtp"}
+    assert {path.name for path in (tmp_path / "law").iterdir()} == {"target", *family("law").drafters}
     with pytest.raises(ValueError, match="family='lore': must be one of walk"):
         build(tmp_path, ["lore"])
     with pytest.raises(ValueError, match="dtype='float8'"):

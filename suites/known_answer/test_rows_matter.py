@@ -22,11 +22,14 @@ HISTORY_FAULTS = {
 """The last row is right: only drafters that read their whole KV can tell."""
 CASES = [(family, fault) for family in ("walk", "census") for fault in LAST_ROW_FAULTS]
 CASES += [("census", fault) for fault in HISTORY_FAULTS]
+MEDUSA = [(family, fault, "medusa") for family in ("walk", "census") for fault in LAST_ROW_FAULTS]
+"""Its heads read the last row alone."""
 DRAFTERS = [(family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp")]
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
-@pytest.mark.parametrize(("family", "fault"), CASES)
+@pytest.mark.parametrize(
+    ("family", "fault", "name"), [(*case, name) for case in CASES for name in ("eagle", "eagle3", "mtp")] + MEDUSA
+)
 def test_a_wrong_row_changes_accept_lens(families, family, name, fault):
     built = families(family, "float32").drafters[name]
     prompt = built.target.prompt(4, seed=2, owner=1)

@@ -18,7 +18,7 @@ from harness.engines.reference import ReferenceEngine
 from harness.invariants import alias_2, judge, shape_1
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
-from reference_engine.drafters.base import Drafter, ModelDrafter, Proposal, ProposeInputs
+from reference_engine.drafters.base import Drafter, LogitsDrafter, Proposal, ProposeInputs
 from suites.regressions.support import DRAFTERS, FAMILY, asking, crash, observe
 
 CHAINS = [name for name in DRAFTERS if LANES[name].topk == 1]
@@ -26,14 +26,14 @@ CHAINS = [name for name in DRAFTERS if LANES[name].topk == 1]
 
 def plant(monkeypatch: pytest.MonkeyPatch, *, first_column: bool = False) -> None:
     """`propose` ingests as it should and then returns the sampled tokens, or a view of their first column."""
-    original = ModelDrafter.propose
+    original = LogitsDrafter.propose
 
-    def propose(self: ModelDrafter, inputs: ProposeInputs) -> Proposal:
+    def propose(self: LogitsDrafter, inputs: ProposeInputs) -> Proposal:
         proposal = original(self, inputs)
         sampled = inputs.sampled_token_ids
         return Proposal(sampled[:, :1] if first_column else sampled, proposal.parents, proposal.probs)
 
-    monkeypatch.setattr(ModelDrafter, "propose", propose)
+    monkeypatch.setattr(LogitsDrafter, "propose", propose)
 
 
 class Probe:
@@ -54,7 +54,7 @@ class Probe:
         drafts = self.drafter.propose(inputs).token_ids
         trace = ProposeTrace(
             request_ids=tuple(f"{request_id}#0" for request_id in inputs.request_ids[:rows]),
-            k=self.drafter.spec.num_draft_tokens - 1,  # type: ignore[attr-defined]  # every drafter with a model has it
+            k=self.drafter.spec.num_draft_tokens - 1,  # type: ignore[attr-defined]  # every drafter here has it
             sampled_width=sampled.shape[1],
             discarded=tuple(inputs.discard.tolist()),
             token_ids=drafts.clone(),
