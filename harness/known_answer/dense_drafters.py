@@ -6,6 +6,7 @@ of `draft`, so that a caller can shift, permute or age them and see what the dra
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from torch.nn.functional import silu
 
 from harness.known_answer.base import Config, Weights
 from harness.known_answer.blocks import stored
-from harness.known_answer.dense import Layers, target_states
+from harness.known_answer.dense import Layers, rotate, target_states, wide
 
 Rows = torch.Tensor
 
@@ -108,11 +109,64 @@ class DenseMedusa(DenseDrafter):
         return tuple(int(self.step(head, fed, fed)[1][-1].argmax()) for head in range(k))
 
 
+class DenseFrozen(DenseDrafter):
+    """Keys and values of the target are an argument of `recur`, so that a caller can spoil them."""
+
+    def target_kv(self, tokens: Sequence[int]) -> list[tuple[Rows, Rows]]:
+        """By target layer: keys, turned by their positions, and values [n, kv_heads, head_dim]."""
+        layers = Layers(*self.target, self.layers.dtype)
+        kv = []
+        entering = target_states(*self.target, tokens, layers.dtype).entering
+        for index in range(int(self.target[0]["num_hidden_layers"])):
+            prefix = f"model.layers.{index}"
+            normed = layers.norm(f"{prefix}.input_layernorm", entering[index])
+            shape = (len(tokens), -1, int(layers.config["head_dim"]))
+            key, value = (layers.linear(f"{prefix}.self_attn.{name}_proj", normed).view(shape) for name in "kv")
+            kv.append((rotate(key, float(layers.config["rope_theta"])), value))
+        return kv
+
+    def step(self, layer: int, embeddings: Rows, features: Rows) -> tuple[Rows, Rows]:
+        raise NotImplementedError("a step needs the target's KV: see `recur`")
+
+    def recur(self, tokens: Sequence[int], k: int, fed: Rows, kv: list[tuple[Rows, Rows]]) -> tuple[int, ...]:
+        """Drafts after `tokens`, from the last of the rows `fed` on, over the KV of tokens[:-1]."""
+        row, token = fed[-1:], tokens[-1]
+        drafts: list[int] = []
+        for _ in range(k):
+            x = self.layers.linear("pre_projection", torch.cat([self.embed[[token]], row], dim=-1))
+            for index, source in enumerate(self.config["target_kv_layer_ids"]):
+                prefix = f"model.layers.{index}"
+                normed = self.layers.norm(f"{prefix}.input_layernorm", x)
+                x = x + self._attend(f"{prefix}.self_attn", normed, kv[source])
+                x = x + self.layers.mlp(f"{prefix}.mlp", self.layers.norm(f"{prefix}.post_attention_layernorm", x))
+            x = self.layers.norm("model.norm", x)
+            token = int(self.layers.linear("lm_head", x)[0].argmax())
+            row = self.layers.linear("post_projection", x)
+            drafts.append(token)
+        return tuple(drafts)
+
+    def _attend(self, prefix: str, row: Rows, kv: tuple[Rows, Rows]) -> Rows:
+        """One query at the position of the last key."""
+        keys, values = kv
+        dim = keys.shape[2]
+        query = self.layers.linear(f"{prefix}.q_proj", row).view(1, -1, dim)
+        query = rotate(query.expand(len(keys), -1, -1), float(self.config["rope_theta"]))[-1]
+        group = len(query) // keys.shape[1]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        peaks = wide(torch.einsum("hd,khd->hk", query, keys) / math.sqrt(dim)).softmax(-1).to(row.dtype)
+        return self.layers.linear(f"{prefix}.o_proj", torch.einsum("hk,khd->hd", peaks, values).reshape(1, -1))
+
+    def draft(self, tokens: Sequence[int], k: int, features: Rows | None = None) -> tuple[int, ...]:
+        fed = self.features(tokens[:-1]) if features is None else features
+        return self.recur(tokens, k, fed, self.target_kv(tokens[:-1]))
+
+
 ARCHITECTURES: dict[str, type[DenseDrafter]] = {
     "LlamaForCausalLMEagle": DenseEagle,
     "LlamaForCausalLMEagle3": DenseEagle3,
     "MiMoForCausalLM": DenseMtp,
     "MedusaModel": DenseMedusa,
+    "LlamaForCausalLMFrozenKVMTP": DenseFrozen,
 }
 
 

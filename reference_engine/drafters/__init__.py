@@ -9,6 +9,7 @@ from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
+from reference_engine.drafters.frozen_kv_mtp import FrozenKVMTPDrafter
 from reference_engine.drafters.medusa import MedusaDrafter
 from reference_engine.drafters.mtp import MTPDrafter
 from reference_engine.drafters.standalone import StandaloneDrafter
@@ -21,6 +22,7 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "EAGLE3": Eagle3Drafter,
     "MTP": MTPDrafter,
     "MEDUSA": MedusaDrafter,
+    "FROZEN_KV_MTP": FrozenKVMTPDrafter,
     "CUSTOM": CustomDrafter,
 }
 

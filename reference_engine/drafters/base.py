@@ -33,7 +33,8 @@ class ProposeInputs:
     1..num_steps + 1: what the step emitted, -1 padded; discard [N]: the request is still prefilling, so it emitted
     nothing and backup_token_ids [N] holds the known token that follows. seq_lens [N]: committed tokens, the emitted
     ones included. computed_from [N]: first position whose rows this request computed itself (after a prefix hit).
-    history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host.
+    history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host. target_cache: what the target has
+    written, to be read alone.
     """
 
     rows: torch.Tensor
@@ -52,6 +53,7 @@ class ProposeInputs:
     block_table: torch.Tensor
     max_seq_len: int
     sampling: SamplingBatch
+    target_cache: KVCache
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from reference_engine.cache.kv import slots_of
 from reference_engine.config import EngineConfig, require
-from reference_engine.drafters.base import Drafting, InputShadow, LogitsDrafter, Proposal, ProposeInputs
+from reference_engine.drafters.base import Drafting, Proposal, ProposeInputs
+from reference_engine.drafters.last_row import LastRowDrafter
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.model.config import read_raw
 from reference_engine.model.layers import Linear
@@ -47,7 +47,7 @@ class _Head:
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-class MedusaDrafter(LogitsDrafter):
+class MedusaDrafter(LastRowDrafter):
     """Config keys: `num_heads` (or `medusa_num_heads`); `num_hidden_layers` (or `medusa_num_layers`), the residual
     blocks of a head; `medusa_fc_bias`. Heads past the last draft are loaded all the same, so that a damaged one is
     refused."""
@@ -59,7 +59,7 @@ class MedusaDrafter(LogitsDrafter):
         if spec.model is None:
             raise ValueError("model=None: MEDUSA needs the folder of its heads")
         require(spec.topk == 1, "topk", spec.topk, "MEDUSA drafts chains only; use topk=1")
-        super().__init__(spec, target.config.vocab_size, random, config.backend)
+        super().__init__(config, target, random)
         raw = read_raw(spec.model)
         num_heads, num_blocks = _check(raw, spec.model, target)
         mend = f"must not exceed the {num_heads} heads of {spec.model}, each of which drafts one token"
@@ -69,19 +69,10 @@ class MedusaDrafter(LogitsDrafter):
         heads = [_Head(weights, target, head, num_blocks, fc_bias) for head in range(num_heads)]
         weights.finish()
         self.heads = heads[: spec.num_steps]
-        self.page_size = config.page_size
-        if config.snapshots:
-            slots = (config.total_pages + 1) * config.page_size
-            self.shadow = InputShadow(torch.full((slots,), -1), torch.zeros(slots, target.config.hidden_size))
 
     def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
-        del next_token_ids
         self.num_forwards += 1
-        last = (inputs.num_rows - 1).clamp(min=0)[:, None]
-        rows = inputs.hidden.gather(1, last[:, :, None].expand(-1, 1, inputs.hidden.shape[2]))[:, 0]
-        if self.shadow is not None:
-            slots = slots_of(inputs.block_table, inputs.positions.gather(1, last), self.page_size)[:, 0]
-            self.shadow.remember(slots, inputs.token_ids.gather(1, last), rows)
+        rows = self.last_row(inputs, next_token_ids)
         return Drafting(self.heads[0](rows), rows)
 
     def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
@@ -90,10 +81,6 @@ class MedusaDrafter(LogitsDrafter):
             drafting.logits = head(drafting.features)
             self.choose(inputs, drafting)
         return self.chain(drafting)
-
-    def fed(self, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The one row that the next drafts come from; no tokens."""
-        return None, None if self.shadow is None else self.shadow.features[slots[-2:-1]]
 
 
 def _check(raw: dict[str, Any], path: object, target: CausalLM) -> tuple[int, int]:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
-DRAFTERS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM")
+DRAFTERS = (
+    "LlamaForCausalLMEagle",
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "EagleLlamaForCausalLM",
+    "LlamaForCausalLMFrozenKVMTP",
+)
 HEADS = ("MedusaModel",)
 """Drafters that are no language models: their configuration has other keys, which the drafter itself reads."""
 

@@ -12,8 +12,8 @@ from harness.known_answer.census import LAG
 from harness.known_answer.dense import greedy
 from suites.known_answer.support import DTYPES, dense, dense_accept_lens
 
-ROW_DRAFTERS = [(name, "walk") for name in ("eagle", "eagle3", "mtp", "mtp3", "medusa")]
-ROW_DRAFTERS += [(name, family) for name in ("eagle", "eagle3", "mtp", "medusa") for family in ("law", "census")]
+READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp")
+ROW_DRAFTERS = [("mtp3", "walk"), *((name, family) for name in READING for family in ("walk", "law", "census"))]
 
 
 def histories(target):
@@ -84,7 +84,7 @@ def test_perfect_drafters_are_always_right(families, name):
 def test_only_census_tokens_are_guessed(families):
     for name in ("walk", "law", "census"):
         guessing = {folder for folder, drafter in families(name, "float32").drafters.items() if drafter.guesses}
-        assert guessing == ({"medusa"} if name == "census" else set())
+        assert guessing == ({"medusa", "frozen_kv_mtp"} if name == "census" else set())
 
 
 def test_accept_lens_by_hand(families):

@@ -39,6 +39,8 @@ EAGLE = {"fc.weight", "embed_tokens.weight", "layers.0.post_attention_layernorm.
 EAGLE |= below("layers.0", ATTENTION | MLP)
 EAGLE3 = {"fc.weight", "embed_tokens.weight", "norm.weight", "lm_head.weight", "midlayer.hidden_norm.weight"}
 EAGLE3 |= below("midlayer", ATTENTION | MLP | NORMS)
+FROZEN = {"pre_projection.weight", "post_projection.weight", "model.norm.weight", "lm_head.weight"}
+FROZEN |= below("model.layers.0", MLP | NORMS | {"self_attn.q_proj.weight", "self_attn.o_proj.weight"})
 HEADS = {f"{name}.{head}.{rest}" for head in range(8) for name, rest in MEDUSA_PARTS}
 LAYOUTS = {
     "target": ("LlamaForCausalLM", target_names(4)),
@@ -48,6 +50,7 @@ LAYOUTS = {
     "mtp": ("MiMoForCausalLM", mtp_names(1)),
     "mtp3": ("MiMoForCausalLM", mtp_names(3)),
     "medusa": ("MedusaModel", HEADS),
+    "frozen_kv_mtp": ("LlamaForCausalLMFrozenKVMTP", FROZEN),
 }
 
 
@@ -67,7 +70,8 @@ def test_names_and_dtypes(checkpoints, name, dtype):
         assert {tensor.dtype for name, tensor in weights.items() if name not in ("d2t", "t2d")} == {DTYPES[dtype]}
         assert config["torch_dtype"] == dtype
         if path.name != "medusa":
-            assert config["hidden_size"] == config["num_attention_heads"] * config["head_dim"]
+            backbone = config.get("backbone_hidden_size", config["hidden_size"])
+            assert backbone == config["num_attention_heads"] * config["head_dim"]
             assert config["head_dim"] >= 32
 
 

@@ -152,8 +152,8 @@ def test_a_branch_that_never_fills_its_list(drafter: Lane, monkeypatch: pytest.M
 def test_a_pruned_prefill_that_feeds_the_drafter_its_last_rows(drafter: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """No crash and the right tokens: STATE-2 counts the rows, STATE-1 sees what every feature drafter was fed.
 
-    STANDALONE reads no rows of the target, so it is none the worse. MEDUSA reads but the last, and is given the wrong
-    one only where another prompt of the batch is longer.
+    STANDALONE reads no rows of the target, so it is none the worse. MEDUSA and FROZEN_KV_MTP read but the last, and are
+    given the wrong one only where another prompt of the batch is longer.
     """
     requests = asking(drafter, CAPS[-2:], return_hidden_states=False)
     right = observe(drafter, requests, snapshots=True)
@@ -164,7 +164,7 @@ def test_a_pruned_prefill_that_feeds_the_drafter_its_last_rows(drafter: Lane, mo
     assert [done.token_ids for done in run.completions] == [done.token_ids for done in right.completions]
     assert {violation.invariant for violation in judge(run)} == ({"STATE-2"} if drafter.spec.aux else set())
     fed = [violation for violation in stale(drafter, run) if violation.message.startswith("draft_features")]
-    harmed = {"STANDALONE": set(), "MEDUSA": {"r0"}}.get(drafter.spec.name, {"r0", "r1"})
+    harmed = {"STANDALONE": set(), "MEDUSA": {"r0"}, "FROZEN_KV_MTP": {"r0"}}.get(drafter.spec.name, {"r0", "r1"})
     assert owners(fed) == harmed
 
 
