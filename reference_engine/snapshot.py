@@ -33,7 +33,7 @@ def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
     draft_kv = draft_ids = draft_features = None
     drafter = engine.drafter
     if drafter is not None and drafter.caches():
-        valid = slots[: length - drafter.lookahead]
+        valid = drafter.final_slots(slots)
         draft_kv = torch.cat([cache.read(valid) for cache in drafter.caches()], dim=1)
     if drafter is not None:
         draft_ids, draft_features = drafter.fed(slots)

@@ -19,7 +19,7 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP"]
+DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP", "DFLASH"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

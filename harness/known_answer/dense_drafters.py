@@ -161,12 +161,51 @@ class DenseFrozen(DenseDrafter):
         return self.recur(tokens, k, fed, self.target_kv(tokens[:-1]))
 
 
+class DenseDFlash(DenseDrafter):
+    def features(self, tokens: Sequence[int]) -> Rows:
+        """`hidden_norm(fc(...))` of the outputs of the target layers that the drafter's config names."""
+        entering = target_states(*self.target, tokens, self.layers.dtype).entering
+        states = [entering[layer + 1] for layer in self.config["dflash_config"]["target_layer_ids"]]
+        return self.layers.norm("hidden_norm", self.layers.linear("fc", torch.cat(states, dim=-1)))
+
+    def step(self, layer: int, embeddings: Rows, features: Rows) -> tuple[Rows, Rows]:
+        """The whole block, whose embeddings these are, behind its context rows."""
+        del layer
+        x = embeddings
+        for index in range(int(self.config["num_hidden_layers"])):
+            prefix = f"layers.{index}"
+            x = x + self._attend(f"{prefix}.self_attn", self.layers.norm(f"{prefix}.input_layernorm", x), features)
+            x = x + self.layers.mlp(f"{prefix}.mlp", self.layers.norm(f"{prefix}.post_attention_layernorm", x))
+        x = self.layers.norm("norm", x)
+        return x, Layers(*self.target, self.layers.dtype).linear("lm_head", x)
+
+    def _attend(self, prefix: str, block: Rows, context: Rows) -> Rows:
+        """Attention of the block over the context and all of itself; row j of the two stands at position j."""
+        dim, theta, both = int(self.config["head_dim"]), float(self.config["rope_theta"]), torch.cat([context, block])
+        query, key, value = (
+            self.layers.linear(f"{prefix}.{name}_proj", both).view(len(both), -1, dim) for name in "qkv"
+        )
+        query = rotate(self.layers.norm(f"{prefix}.q_norm", query), theta)[len(context) :]
+        key = rotate(self.layers.norm(f"{prefix}.k_norm", key), theta)
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        peaks = wide(torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim)).softmax(-1).to(block.dtype)
+        mixed = torch.einsum("hqk,khd->qhd", peaks, value)
+        return self.layers.linear(f"{prefix}.o_proj", mixed.reshape(len(block), -1))
+
+    def draft(self, tokens: Sequence[int], k: int, features: Rows | None = None) -> tuple[int, ...]:
+        fed = self.features(tokens[:-1]) if features is None else features
+        ids = [tokens[-1], *[int(self.config["dflash_config"]["mask_token_id"])] * k]
+        return tuple(self.step(0, self.embed[torch.tensor(ids)], fed)[1][1:].argmax(-1).tolist())
+
+
 ARCHITECTURES: dict[str, type[DenseDrafter]] = {
     "LlamaForCausalLMEagle": DenseEagle,
     "LlamaForCausalLMEagle3": DenseEagle3,
     "MiMoForCausalLM": DenseMtp,
     "MedusaModel": DenseMedusa,
     "LlamaForCausalLMFrozenKVMTP": DenseFrozen,
+    "DFlashDraftModel": DenseDFlash,
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
-from harness.known_answer.drafters import eagle, eagle3, frozen_kv_mtp, medusa, mtp, pairs, standalone
+from harness.known_answer.drafters import dflash, eagle, eagle3, frozen_kv_mtp, medusa, mtp, pairs, standalone
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -66,6 +66,7 @@ def walk(name: str, dtype: torch.dtype, *, perfect: bool = False, reaches_eos: b
         "mtp3": mtp.MarkovMtp(host, pairs.walk_pairs(host, errs_on), num_layers=3),
         "medusa": medusa.MarkovMedusa(target, errs_on),
         "frozen_kv_mtp": frozen_kv_mtp.MarkovFrozen(target, pairs.walk_pairs(target, errs_on)),
+        "dflash": dflash.MarkovDFlash(target, pairs.walk_pairs(target, errs_on), errs_on),
     }
     return Family(name, target, drafters)
 
@@ -93,6 +94,7 @@ def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability
         "mtp": mtp.MarkovMtp(host, pairs.law_pairs(host, errs_on)),
         "medusa": medusa.MarkovMedusa(target, errs_on),
         "frozen_kv_mtp": frozen_kv_mtp.MarkovFrozen(target, pairs.law_pairs(target, errs_on)),
+        "dflash": dflash.MarkovDFlash(target, pairs.law_pairs(target, errs_on), errs_on),
     }
     return Family(name, target, drafters)
 
@@ -115,6 +117,7 @@ def census(name: str, dtype: torch.dtype, *, perfect: bool = False, seed: int = 
         "mtp": mtp.CensusMtp(host, errs_on),
         "medusa": medusa.CensusMedusa(target, errs_on),
         "frozen_kv_mtp": frozen_kv_mtp.CensusFrozen(target, errs_on),
+        "dflash": dflash.CensusDFlash(target, errs_on),
     }
     return Family(name, target, drafters)
 

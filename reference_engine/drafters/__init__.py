@@ -7,6 +7,7 @@ from collections.abc import Callable
 from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
+from reference_engine.drafters.dflash import DFlashDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
 from reference_engine.drafters.frozen_kv_mtp import FrozenKVMTPDrafter
@@ -23,6 +24,7 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "MTP": MTPDrafter,
     "MEDUSA": MedusaDrafter,
     "FROZEN_KV_MTP": FrozenKVMTPDrafter,
+    "DFLASH": DFlashDrafter,
     "CUSTOM": CustomDrafter,
 }
 

@@ -80,9 +80,11 @@ class InputShadow:
 
 class Drafter(ABC):
     """`lookahead`: how many tokens after position p its KV row p depends on; part of the prefix-cache key.
+    `pending`: how many of the last committed tokens have no final KV row yet, where that is not `lookahead`.
     `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows."""
 
     lookahead: int = 0
+    pending: int | None = None
     aux_layer_ids: tuple[int, ...] = ()
     num_forwards: int = 0
     shadow: InputShadow | None = None
@@ -104,8 +106,12 @@ class Drafter(ABC):
         which lie in `slots`; None where it is fed no such thing or does not remember."""
         if self.shadow is None:
             return None, None
-        valid = slots[: len(slots) - self.lookahead]
-        return self.shadow.token_ids[valid], self.shadow.features[valid]
+        slots = self.final_slots(slots)
+        return self.shadow.token_ids[slots], self.shadow.features[slots]
+
+    def final_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Those of the slots of the committed tokens in which its KV is final."""
+        return slots[: len(slots) - (self.lookahead if self.pending is None else self.pending)]
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class LastRowDrafter(LogitsDrafter):
 
     def fed(self, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The bonus token and the row that predicted it."""
-        return super().fed(slots[-2:-1])
+        return super().fed(slots[-2:-1])  # lookahead is 0
 
 
 def last_positions(inputs: ProposeInputs) -> torch.Tensor:

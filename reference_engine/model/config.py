@@ -14,6 +14,7 @@ DRAFTERS = (
     "Eagle3LlamaForCausalLM",
     "EagleLlamaForCausalLM",
     "LlamaForCausalLMFrozenKVMTP",
+    "DFlashDraftModel",
 )
 HEADS = ("MedusaModel",)
 """Drafters that are no language models: their configuration has other keys, which the drafter itself reads."""
@@ -127,7 +128,7 @@ class _Reader:
             qkv_bias=attention_bias,
             o_bias=attention_bias and not qwen2,
             mlp_bias=bool(raw.get("mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            qk_norm=architecture in ("Qwen3ForCausalLM", "DFlashDraftModel"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if architecture == "MiMoForCausalLM" else 0,

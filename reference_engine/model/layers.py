@@ -124,6 +124,17 @@ class Attention:
     ) -> torch.Tensor:
         """Write this pass's keys and values into `cache`, then attend over it. The output is
         added to `residual` [T, hidden]."""
+        query, kv = self._project(x, rotary)
+        cache.write(context.write_pages, context.write_offsets, kv)
+        return self.o(attend(query, context, cache), residual)
+
+    def write(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> None:
+        """Write keys and values alone."""
+        _, kv = self._project(x, rotary)
+        cache.write(context.write_pages, context.write_offsets, kv)
+
+    def _project(self, x: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, dim], keys and values [T, 2 * kv_heads, dim], normalised and turned."""
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)
@@ -132,8 +143,7 @@ class Attention:
             qk[:, :heads] = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
             qk[:, heads:] = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
         qkv[:, : heads + kv_heads] = apply_rotary(qk, rotary)
-        cache.write(context.write_pages, context.write_offsets, qkv[:, heads:])
-        return self.o(attend(qkv[:, :heads], context, cache), residual)
+        return qkv[:, :heads], qkv[:, heads:]
 
 
 class MLP:

@@ -12,7 +12,7 @@ from harness.known_answer.census import LAG
 from harness.known_answer.dense import greedy
 from suites.known_answer.support import DTYPES, dense, dense_accept_lens
 
-READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp")
+READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash")
 ROW_DRAFTERS = [("mtp3", "walk"), *((name, family) for name in READING for family in ("walk", "law", "census"))]
 
 
@@ -84,7 +84,7 @@ def test_perfect_drafters_are_always_right(families, name):
 def test_only_census_tokens_are_guessed(families):
     for name in ("walk", "law", "census"):
         guessing = {folder for folder, drafter in families(name, "float32").drafters.items() if drafter.guesses}
-        assert guessing == ({"medusa", "frozen_kv_mtp"} if name == "census" else set())
+        assert guessing == ({"medusa", "frozen_kv_mtp", "dflash"} if name == "census" else set())
 
 
 def test_accept_lens_by_hand(families):

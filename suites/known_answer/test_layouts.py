@@ -17,6 +17,7 @@ ATTENTION = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
 MLP = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
 BIASES = {f"self_attn.{name}_proj.bias" for name in "qkv"}
 NORMS = {"input_layernorm.weight", "post_attention_layernorm.weight"}
+QK_NORMS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 MTP_NORMS = {f"{name}.weight" for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
 
 
@@ -41,6 +42,9 @@ EAGLE3 = {"fc.weight", "embed_tokens.weight", "norm.weight", "lm_head.weight", "
 EAGLE3 |= below("midlayer", ATTENTION | MLP | NORMS)
 FROZEN = {"pre_projection.weight", "post_projection.weight", "model.norm.weight", "lm_head.weight"}
 FROZEN |= below("model.layers.0", MLP | NORMS | {"self_attn.q_proj.weight", "self_attn.o_proj.weight"})
+DFLASH = {"fc.weight", "hidden_norm.weight", "norm.weight"}.union(
+    *(below(f"layers.{layer}", ATTENTION | MLP | NORMS | QK_NORMS) for layer in (0, 1))
+)
 HEADS = {f"{name}.{head}.{rest}" for head in range(8) for name, rest in MEDUSA_PARTS}
 LAYOUTS = {
     "target": ("LlamaForCausalLM", target_names(4)),
@@ -50,6 +54,7 @@ LAYOUTS = {
     "mtp": ("MiMoForCausalLM", mtp_names(1)),
     "mtp3": ("MiMoForCausalLM", mtp_names(3)),
     "medusa": ("MedusaModel", HEADS),
+    "dflash": ("DFlashDraftModel", DFLASH),
     "frozen_kv_mtp": ("LlamaForCausalLMFrozenKVMTP", FROZEN),
 }
 
@@ -71,7 +76,7 @@ def test_names_and_dtypes(checkpoints, name, dtype):
         assert config["torch_dtype"] == dtype
         if path.name != "medusa":
             backbone = config.get("backbone_hidden_size", config["hidden_size"])
-            assert backbone == config["num_attention_heads"] * config["head_dim"]
+            assert path.name == "dflash" or backbone == config["num_attention_heads"] * config["head_dim"]
             assert config["head_dim"] >= 32
 
 

@@ -22,10 +22,12 @@ HISTORY_FAULTS = {
 """The last row is right: only drafters that read their whole KV can tell."""
 CASES = [(family, fault) for family in ("walk", "census") for fault in LAST_ROW_FAULTS]
 CASES += [("census", fault) for fault in HISTORY_FAULTS]
-ROW_CASES = [(*case, name) for case in CASES for name in ("eagle", "eagle3", "mtp")]
+ROW_CASES = [(*case, name) for case in CASES for name in ("eagle", "eagle3", "mtp", "dflash")]
 for last_row_reader in ("medusa", "frozen_kv_mtp"):
     ROW_CASES += [(*case, last_row_reader) for case in CASES if case[1] in LAST_ROW_FAULTS]
-DRAFTERS = [(family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp", "frozen_kv_mtp")]
+DRAFTERS = [
+    (family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp", "frozen_kv_mtp", "dflash")
+]
 
 
 @pytest.mark.parametrize(("family", "fault", "name"), ROW_CASES)
@@ -47,7 +49,7 @@ def test_the_embedding_matters_too(families, family, name):
     assert dense_accept_lens(built, prompt, 12, 3, late=True) != built.accept_lens(prompt, 12, 3)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "dflash"])
 def test_another_requests_row_in_the_history_matters(families, name):
     """Census drafters read their whole KV: one foreign row a few positions back is enough."""
     built = families("census-perfect", "float32").drafters[name]
@@ -103,6 +105,16 @@ def test_each_mtp_layer_runs_at_its_own_step(families):
         true_step = wrong.step
         wrong.step = lambda layer, *rows, order=order, step=true_step: step(order[layer], *rows)
         assert dense_accept_lens(built, prompt, 12, 4, witness=wrong) != built.accept_lens(prompt, 12, 4)
+
+
+@pytest.mark.parametrize("ids", [(0, 0, 2), (1, 0, 2), (0, 2, 1), (1, 2, 3)])
+@pytest.mark.parametrize("family", ["walk", "census"])
+def test_dflash_needs_each_target_layer_in_its_place(families, family, ids):
+    built = families(family, "float32").drafters["dflash"]
+    wrong = dense(built)
+    wrong.config = wrong.config | {"dflash_config": wrong.config["dflash_config"] | {"target_layer_ids": list(ids)}}
+    prompt = built.target.prompt(5, seed=3, owner=2)
+    assert dense_accept_lens(built, prompt, 8, 3, witness=wrong) != built.accept_lens(prompt, 8, 3)
 
 
 @pytest.mark.parametrize("ids", [(1, 1, 3), (2, 1, 3), (1, 3, 2), (0, 1, 2), (2, 3, 4)])

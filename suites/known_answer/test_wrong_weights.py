@@ -48,7 +48,7 @@ def beside_bias(weights: Weights, name: str) -> bool:
     return name.endswith(("q_proj.weight", "k_proj.weight")) and name.replace("weight", "bias") in weights
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash"])
 @pytest.mark.parametrize("family", ["walk", "law", "census"])
 def test_a_drafter_tensor_left_at_its_initial_value_is_noticed(families, family, name):
     built = families(family, "float32").drafters[name]

@@ -15,7 +15,7 @@ from harness.workloads.lane import Lane
 
 FAST = ("STANDALONE", "EAGLE", "EAGLE3", "MTP", "EAGLE-tree")
 """Enough to see each bug in every kind of drafter; `--tier full` takes them all."""
-DRAFTERS = (*FAST, "MEDUSA", "FROZEN_KV_MTP")
+DRAFTERS = (*FAST, "MEDUSA", "FROZEN_KV_MTP", "DFLASH")
 FAMILY = "census"
 """Tokens come in one alphabet per request, and a hidden row tells its token and so its owner."""
 
