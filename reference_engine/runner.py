@@ -289,6 +289,7 @@ class Runner:
             # What this launch emits is counted as pending already.
             max_seq_len=max(request.max_num_tokens for request in batch.requests),
             sampling=sampling,
+            target_cache=self.cache,
         )
         proposal = drafter.propose(inputs)
         drafts = _drop_invalid(proposal.token_ids, self.target.config.vocab_size, chain=not self._is_tree)

@@ -14,8 +14,8 @@ from reference_engine.request import RequestState
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Committed tokens on the device (n of them); target_kv [n - 1, layers, 2, kv_heads, head_dim] and the same of the
-    drafter over its valid rows, with the ids and feature rows that it was fed there, or what it keeps of the layers;
-    recurrent_state [recurrent layers, heads, key_dim, value_dim] after the first n - 1 tokens."""
+    drafter over its valid rows; the ids and feature rows that it was fed (see `Drafter.fed`), or what it keeps of the
+    layers; recurrent_state [recurrent layers, heads, key_dim, value_dim] after the first n - 1 tokens."""
 
     owner: str
     token_ids: tuple[int, ...]
@@ -35,13 +35,13 @@ def take_snapshot(engine: LLMEngine, request: RequestState) -> Snapshot:
     draft_kv = draft_ids = draft_features = None
     drafter = engine.drafter
     if drafter is not None and drafter.caches():
-        valid = slots[: drafter.num_valid_rows(length)]
+        valid = drafter.final_slots(slots)
         draft_kv = torch.cat([cache.read(valid) for cache in drafter.caches()], dim=1)
-        if drafter.shadow is not None:
-            draft_ids, draft_features = drafter.shadow.token_ids[valid], drafter.shadow.features[valid]
-    kept = drafter.layer_states(request.pages, length - 1) if drafter is not None else None
-    if kept is not None:
-        draft_features = kept.flatten(1)
+    if drafter is not None:
+        draft_ids, draft_features = drafter.fed(slots)
+        kept = drafter.layer_states(request.pages, length - 1)
+        if kept is not None:
+            draft_features = kept.flatten(1)
     return Snapshot(
         owner=request.owner,
         token_ids=tuple(pool.token_ids[row, :length].tolist()),

@@ -19,7 +19,17 @@ from harness.known_answer.tokenizer import write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-DraftMethod = Literal["STANDALONE", "EAGLE", "EAGLE3", "MTP", "NGRAM", "EXTRACT_HIDDEN_STATES"]
+DraftMethod = Literal[
+    "STANDALONE",
+    "EAGLE",
+    "EAGLE3",
+    "MTP",
+    "NGRAM",
+    "EXTRACT_HIDDEN_STATES",
+    "MEDUSA",
+    "FROZEN_KV_MTP",
+    "DFLASH",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,8 @@ class Drafter(ABC):
     config: Config
     weights: Weights
     target: Target
+    guesses: bool = False
+    """Whether it errs even where it is not meant to, since some of what decides a token never reaches it."""
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:

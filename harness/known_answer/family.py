@@ -11,7 +11,17 @@ import torch
 from harness.known_answer import markov
 from harness.known_answer.base import Drafter, Target
 from harness.known_answer.census import CensusTarget
-from harness.known_answer.drafters import eagle, eagle3, mtp, mtp_hybrid, pairs, standalone
+from harness.known_answer.drafters import (
+    dflash,
+    eagle,
+    eagle3,
+    frozen_kv_mtp,
+    medusa,
+    mtp,
+    mtp_hybrid,
+    pairs,
+    standalone,
+)
 from harness.known_answer.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
 from harness.known_answer.drafters.ngram import NgramDrafter
 from harness.known_answer.hybrid import HybridTarget
@@ -76,6 +86,9 @@ def walk(name: str, dtype: torch.dtype, *, perfect: bool = False, reaches_eos: b
         "eagle3": eagle3.markov_eagle3(target, pairs.walk_pairs, errs_on, draft_vocab),
         "mtp": mtp.MarkovMtp(host, pairs.walk_pairs(host, errs_on)),
         "mtp3": mtp.MarkovMtp(host, pairs.walk_pairs(host, errs_on), num_layers=3),
+        "medusa": medusa.MarkovMedusa(target, errs_on),
+        "frozen_kv_mtp": frozen_kv_mtp.MarkovFrozen(target, pairs.walk_pairs(target, errs_on)),
+        "dflash": dflash.MarkovDFlash(target, pairs.walk_pairs(target, errs_on), errs_on),
     }
     return Family(name, target, drafters)
 
@@ -101,6 +114,9 @@ def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability
         "eagle": eagle.MarkovEagle(target, pairs.law_pairs(target, errs_on)),
         "eagle3": eagle3.markov_eagle3(target, pairs.law_pairs, errs_on, draft_vocab),
         "mtp": mtp.MarkovMtp(host, pairs.law_pairs(host, errs_on)),
+        "medusa": medusa.MarkovMedusa(target, errs_on),
+        "frozen_kv_mtp": frozen_kv_mtp.MarkovFrozen(target, pairs.law_pairs(target, errs_on)),
+        "dflash": dflash.MarkovDFlash(target, pairs.law_pairs(target, errs_on), errs_on),
     }
     return Family(name, target, drafters)
 
@@ -123,6 +139,9 @@ def census(name: str, dtype: torch.dtype, *, perfect: bool = False, stutter: boo
         "eagle": eagle.CensusEagle(target, errs_on),
         "eagle3": eagle3.CensusEagle3(target, errs_on, draft_vocab),
         "mtp": mtp.CensusMtp(host, errs_on),
+        "medusa": medusa.CensusMedusa(target, errs_on),
+        "frozen_kv_mtp": frozen_kv_mtp.CensusFrozen(target, errs_on),
+        "dflash": dflash.CensusDFlash(target, errs_on),
     }
     return Family(name, target, drafters)
 

@@ -105,6 +105,9 @@ LANES = {
         DrafterLane(name="EAGLE", method="EAGLE", folder="eagle"),
         DrafterLane(name="EAGLE3", method="EAGLE3", folder="eagle3", aux=True),
         DrafterLane(name="MTP", method="MTP", folder="mtp", within_target=True),
+        DrafterLane(name="MEDUSA", method="MEDUSA", folder="medusa"),
+        DrafterLane(name="FROZEN_KV_MTP", method="FROZEN_KV_MTP", folder="frozen_kv_mtp"),
+        DrafterLane(name="DFLASH", method="DFLASH", folder="dflash", aux=True),
         DrafterLane(name="EAGLE-tree", method="EAGLE", folder="eagle", topk=2),
         DrafterLane(name="CUSTOM", method="CUSTOM", folder="standalone", scripted=True),
         DrafterLane(

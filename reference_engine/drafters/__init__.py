@@ -7,9 +7,12 @@ from collections.abc import Callable
 from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafter
 from reference_engine.drafters.custom import CustomDrafter
+from reference_engine.drafters.dflash import DFlashDrafter
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.drafters.eagle3 import Eagle3Drafter
 from reference_engine.drafters.extract_hidden_states import ExtractHiddenStatesDrafter
+from reference_engine.drafters.frozen_kv_mtp import FrozenKVMTPDrafter
+from reference_engine.drafters.medusa import MedusaDrafter
 from reference_engine.drafters.mtp import MTPDrafter
 from reference_engine.drafters.ngram import NgramDrafter
 from reference_engine.drafters.standalone import StandaloneDrafter
@@ -23,6 +26,9 @@ DRAFTERS: dict[str, Callable[[EngineConfig, CausalLM, RandomSource, int], Drafte
     "MTP": MTPDrafter,
     "NGRAM": NgramDrafter,
     "EXTRACT_HIDDEN_STATES": ExtractHiddenStatesDrafter,
+    "MEDUSA": MedusaDrafter,
+    "FROZEN_KV_MTP": FrozenKVMTPDrafter,
+    "DFLASH": DFlashDrafter,
     "CUSTOM": CustomDrafter,
 }
 

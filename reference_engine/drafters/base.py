@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.base import Backend
 from kernels.prepare_next_token import prepare_next_token
 from reference_engine.cache.kv import AttentionContext, KVCache, attention_context
 from reference_engine.config import SpecConfig, pages_for
@@ -32,7 +33,8 @@ class ProposeInputs:
     1..num_steps + 1: what the step emitted, -1 padded; discard [N]: the request is still prefilling, so it emitted
     nothing and backup_token_ids [N] holds the known token that follows. seq_lens [N]: committed tokens, the emitted
     ones included. computed_from [N]: first position whose rows this request computed itself (after a prefix hit).
-    history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host.
+    history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host. target_cache: what the target has
+    written, to be read alone.
 
     num_steps: how many steps to draft, 0 for none; they give num_drafts draft tokens a row, the width of the proposal.
     draft_limits [N]: the most draft tokens of each row; room [N]: no draft may lie deeper, or it would not fit into a
@@ -59,6 +61,7 @@ class ProposeInputs:
     num_drafts: int
     draft_limits: torch.Tensor
     room: torch.Tensor
+    target_cache: KVCache
 
 
 @dataclass(slots=True)
@@ -85,11 +88,13 @@ class InputShadow:
 
 class Drafter(ABC):
     """`lookahead`: how many tokens after position p its KV row p depends on; part of the prefix-cache key.
+    `pending`: how many of the last committed tokens have no final KV row yet, where that is not `lookahead`.
     `aux_layer_ids`: auxiliary target states that it wants instead of the final-norm rows. `max_positions`: it computes
     no row at or past this position (None: no limit of its own). `memory`: its attributes that hold what requests left
     there; whatever else holds tensors holds weights."""
 
     lookahead: int = 0
+    pending: int | None = None
     max_positions: int | None = None
     memory: tuple[str, ...] = ("cache", "shadow")
     aux_layer_ids: tuple[int, ...] = ()
@@ -106,12 +111,24 @@ class Drafter(ABC):
 
     def num_valid_rows(self, num_tokens: int) -> int:
         """Rows of its KV that are exact for a request of so many committed tokens."""
-        rows = max(num_tokens - self.lookahead, 0)
+        rows = max(num_tokens - (self.lookahead if self.pending is None else self.pending), 0)
         return rows if self.max_positions is None else min(rows, self.max_positions)
 
     def poison(self, pages: Iterable[int]) -> None:
         for cache in self.caches():
             cache.poison(pages)
+
+    def fed(self, slots: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Token ids [rows] and feature rows [rows, width] that it drafts from and was fed for the committed tokens,
+        which lie in `slots`; None where it is fed no such thing or does not remember."""
+        if self.shadow is None:
+            return None, None
+        slots = self.final_slots(slots)
+        return self.shadow.token_ids[slots], self.shadow.features[slots]
+
+    def final_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Those of the slots of the committed tokens in which its KV is final."""
+        return slots[: self.num_valid_rows(len(slots))]
 
     def layer_states(self, pages: Sequence[int], num_rows: int) -> torch.Tensor | None:
         """Rows [num_rows, layers, hidden] of a request that holds `pages`, for the user; None: it keeps none."""
@@ -130,32 +147,22 @@ class Drafting:
     probs: list[torch.Tensor] = field(default_factory=list)
 
 
-class ModelDrafter(Drafter):
-    """A drafter with a model and a KV cache of its own, addressed by the target's block tables.
+class LogitsDrafter(Drafter):
+    """A drafter that draws its tokens from logits of its own. Subclasses ingest, then draft."""
 
-    Subclasses ingest and step; `base_offset` is where, relative to seq_len, the first draft token is fed: 0 for a
-    language model (token at its own position), -1 for feature drafters, whose row p holds the token after p.
-    `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
-    """
-
-    cache: KVCache
-    base_offset: int = 0
-    num_ingest_steps: int = 1
-
-    def __init__(self, spec: SpecConfig, vocab_size: int, random: RandomSource) -> None:
+    def __init__(self, spec: SpecConfig, vocab_size: int, random: RandomSource, backend: Backend) -> None:
         self.spec = spec
         self.vocab_size = vocab_size
         self.random = random
+        self.backend = backend
 
     @abstractmethod
     def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
         """Feed the processed tokens; leave the logits and feature row that the first draft comes from."""
 
     @abstractmethod
-    def step(
-        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+    def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        """Draft for every row, the discarded ones as well."""
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids of the drafter's vocabulary -> ids of the target's."""
@@ -163,13 +170,12 @@ class ModelDrafter(Drafter):
 
     def propose(self, inputs: ProposeInputs) -> Proposal:
         sampled, backup = inputs.sampled_token_ids, inputs.backup_token_ids
-        backend = self.cache.backend
-        next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=backend)
+        next_token_ids, _ = prepare_next_token(sampled, inputs.discard, backup, self.vocab_size, backend=self.backend)
         # Also when nothing is drafted: a later step finds its KV as exact as ever.
         drafting = self.ingest(inputs, next_token_ids)
         if inputs.all_discarded or inputs.num_steps == 0:
             return Proposal(inputs.rows.new_full((len(inputs.rows), inputs.num_drafts), PLACEHOLDER))
-        proposal = self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
+        proposal = self.draft(inputs, drafting)
         proposal.token_ids = proposal.token_ids.masked_fill(inputs.discard[:, None], PLACEHOLDER)
         return proposal
 
@@ -193,12 +199,40 @@ class ModelDrafter(Drafter):
             position = inputs.seq_lens + len(drafting.tokens)
             seeds = inputs.sampling.seeds[:, 0]
             coin = self.random.uniform(seeds, position, Stream.DRAFT)
-            token = self.to_target_ids(draw(law, coin, self.cache.backend))
+            token = self.to_target_ids(draw(law, coin, self.backend))
             ids = self.to_target_ids(torch.arange(law.shape[-1], device=law.device))
             full = law.new_zeros(len(law), self.vocab_size)
             drafting.probs.append(full.index_copy_(1, ids, law))
         drafting.tokens.append(token)
         return token
+
+    @staticmethod
+    def chain(inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        """The tokens drafted so far as a chain. There may be more than were asked for, where ingesting gives some."""
+        probs = torch.stack(drafting.probs[: inputs.num_steps], dim=1) if drafting.probs else None
+        return Proposal(torch.stack(drafting.tokens[: inputs.num_steps], dim=1), probs=probs)
+
+
+class ModelDrafter(LogitsDrafter):
+    """A drafter with a model and a KV cache of its own, addressed by the target's block tables.
+
+    Subclasses ingest and step; `base_offset` is where, relative to seq_len, the first draft token is fed: 0 for a
+    language model (token at its own position), -1 for feature drafters, whose row p holds the token after p.
+    `num_ingest_steps` counts the draft steps whose logits come out of ingesting.
+    """
+
+    cache: KVCache
+    base_offset: int = 0
+    num_ingest_steps: int = 1
+
+    @abstractmethod
+    def step(
+        self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+
+    def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
+        return self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
 
     def _draft_chain(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         base, num_steps = inputs.seq_lens + self.base_offset, inputs.num_steps
@@ -214,9 +248,7 @@ class ModelDrafter(Drafter):
             context = self.context(inputs, position, bound, valid=valid)
             logits, features = self.step(token[:, None], drafting.features[:, None], context)
             drafting.logits, drafting.features = logits[:, 0], features[:, 0]
-        # A drafter whose ingesting gives several tokens may have more than were asked for.
-        probs = torch.stack(drafting.probs[:num_steps], dim=1) if drafting.probs else None
-        return Proposal(torch.stack(drafting.tokens[:num_steps], dim=1), probs=probs)
+        return self.chain(inputs, drafting)
 
     def _draft_tree(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         """Grow an EAGLE-2 tree: each step feeds the topk best nodes and takes topk children of each."""

@@ -27,7 +27,7 @@ class FeatureDrafter(ModelDrafter):
         self, config: EngineConfig, model: ModelConfig, target: CausalLM, random: RandomSource, num_positions: int
     ) -> None:
         assert config.spec is not None
-        super().__init__(config.spec, target.config.vocab_size, random)
+        super().__init__(config.spec, target.config.vocab_size, random, config.backend)
         self.device = torch.device(config.device)
         self.model_config = model
         self.max_positions = model.max_positions
@@ -60,7 +60,7 @@ class FeatureDrafter(ModelDrafter):
     def ingest(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> Drafting:
         columns = torch.arange(inputs.token_ids.shape[1], device=inputs.rows.device)
         last = (inputs.num_rows - 1).clamp(min=0)[:, None]
-        token_ids = shift_append(inputs.token_ids, inputs.num_rows, next_token_ids, backend=self.cache.backend)
+        token_ids = shift_append(inputs.token_ids, inputs.num_rows, next_token_ids, backend=self.backend)
         positions = inputs.positions[:, :1] + columns
         valid = (columns < inputs.num_rows[:, None]) & (positions < self.model_config.max_positions)
         context = self.context(inputs, positions, inputs.max_seq_len, valid=valid)

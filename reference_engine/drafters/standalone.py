@@ -21,7 +21,7 @@ class StandaloneDrafter(ModelDrafter):
         assert config.spec is not None
         if config.spec.model is None:
             raise ValueError("model=None: STANDALONE needs the folder of a draft model")
-        super().__init__(config.spec, target.config.vocab_size, random)
+        super().__init__(config.spec, target.config.vocab_size, random, config.backend)
         device = torch.device(config.device)
         self.model = CausalLM(config.spec.model, config.torch_dtype, device, num_positions)
         self.model.finish_loading(with_mtp=False)

@@ -17,7 +17,16 @@ from typing import Any
 
 HYBRID = "DraftproofHybridForCausalLM"
 TARGETS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM", HYBRID)
-DRAFTERS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM")
+DRAFTERS = (
+    "LlamaForCausalLMEagle",
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "EagleLlamaForCausalLM",
+    "LlamaForCausalLMFrozenKVMTP",
+    "DFlashDraftModel",
+)
+HEADS = ("MedusaModel",)
+"""Drafters that are no language models: their configuration has other keys, which the drafter itself reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +66,16 @@ class ModelConfig:
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
         """Read `path`/config.json. Raises ValueError naming the key, the value and what is supported."""
-        file = path / "config.json"
-        if not file.is_file():
-            raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
-        raw = json.loads(file.read_text())
-        return _Reader(path, raw).read()
+        return _Reader(path, read_raw(path)).read()
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """`path`/config.json as it is. Raises ValueError when there is none."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
+    raw: dict[str, Any] = json.loads(file.read_text())
+    return raw
 
 
 class _Reader:
@@ -82,6 +96,8 @@ class _Reader:
         raw = self.raw
         names = raw.get("architectures") or ["(none)"]
         architecture = names[0]
+        if architecture in HEADS:
+            raise self.fail("architectures", "is a set of draft heads, not a model")
         if architecture not in TARGETS + DRAFTERS:
             raise self.fail("architectures", f"supported are {', '.join(TARGETS + DRAFTERS)}")
         if raw.get("hidden_act", "silu") != "silu":
@@ -125,7 +141,7 @@ class _Reader:
             qkv_bias=attention_bias,
             o_bias=attention_bias and not qwen2,
             mlp_bias=bool(raw.get("mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            qk_norm=architecture in ("Qwen3ForCausalLM", "DFlashDraftModel"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if has_mtp else 0,

@@ -79,6 +79,30 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
+def attend(query: torch.Tensor, context: AttentionContext, cache: KVLayer) -> torch.Tensor:
+    """query [T, heads, dim], turned by its positions, over what `cache` holds -> [T, heads * dim]. Writes nothing."""
+    (rows, queries), (_, heads, dim) = context.positions.shape, query.shape
+    if cache.backend == "triton":
+        out = paged_attention(
+            query,
+            cache.pages,
+            context.read_pages,
+            context.cache_positions,
+            window_start=context.window_start,
+            window_mask=context.window_mask,
+            backend=cache.backend,
+        )
+        return out.flatten(1)
+    # The kernel's reference in fewer and faster operations, for KV that is finite where nobody looks.
+    # Query heads of one key head become further queries of it: [kv_heads, N, group * Q, dim].
+    keys, values = cache.gather(context.read_pages).chunk(2)
+    group = heads // len(keys)
+    q = query.view(rows, queries, -1, group, dim).permute(2, 0, 3, 1, 4).flatten(2, 3)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.grouped_bias(group))
+    out = out.reshape(-1, rows, group, queries, dim).permute(1, 3, 0, 2, 4)
+    return out.reshape(-1, heads * dim)
+
+
 class Attention:
     """Grouped-query attention; `input_size` differs from hidden_size in EAGLE3's first layer."""
 
@@ -100,34 +124,26 @@ class Attention:
     ) -> torch.Tensor:
         """Write this pass's keys and values into `cache`, then attend over it. The output is
         added to `residual` [T, hidden]."""
+        query, kv = self._project(x, rotary)
+        cache.write(context.write_pages, context.write_offsets, kv)
+        return self.o(attend(query, context, cache), residual)
+
+    def write(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> None:
+        """Write keys and values alone."""
+        _, kv = self._project(x, rotary)
+        cache.write(context.write_pages, context.write_offsets, kv)
+
+    def _project(self, x: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, dim], keys and values [T, 2 * kv_heads, dim], normalised and turned."""
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        (rows, queries), group = context.positions.shape, heads // kv_heads
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)
         qk = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             qk[:, :heads] = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
             qk[:, heads:] = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
         qkv[:, : heads + kv_heads] = apply_rotary(qk, rotary)
-        cache.write(context.write_pages, context.write_offsets, qkv[:, heads:])
-        if cache.backend == "triton":
-            out = paged_attention(
-                qkv[:, :heads],
-                cache.pages,
-                context.read_pages,
-                context.cache_positions,
-                window_start=context.window_start,
-                window_mask=context.window_mask,
-                backend=cache.backend,
-            )
-            return self.o(out.flatten(1), residual)
-        # The kernel's reference in fewer and faster operations, for KV that is finite where nobody looks.
-        # Query heads of one key head become further queries of it: [kv_heads, N, group * Q, dim].
-        q = qkv[:, :heads].view(rows, queries, kv_heads, group, dim).permute(2, 0, 3, 1, 4).flatten(2, 3)
-        keys, values = cache.gather(context.read_pages).chunk(2)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.grouped_bias(group))
-        out = out.reshape(kv_heads, rows, group, queries, dim).permute(1, 3, 0, 2, 4)
-        return self.o(out.reshape(-1, heads * dim), residual)
+        return qkv[:, :heads], qkv[:, heads:]
 
 
 class MLP:

@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+SINGLE_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
+"""Names of a checkpoint in one file, in order of preference; the second is that of FasterDecoding's heads."""
+
 
 class Checkpoint:
     """The tensors of one checkpoint folder. `take` hands out a copy of each, since what was read is mapped from the
@@ -57,9 +60,9 @@ class Checkpoint:
         if index.is_file():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             return [self.path / name for name in names]
-        single = self.path / "model.safetensors"
-        if single.is_file():
-            return [single]
+        for name in SINGLE_FILES:
+            if (self.path / name).is_file():
+                return [self.path / name]
         raise ValueError(
             f"{self.path}: no model.safetensors there; only safetensors checkpoints are loaded, convert others"
         )

@@ -12,8 +12,8 @@ from harness.known_answer.census import LAG
 from harness.known_answer.dense import greedy
 from suites.known_answer.support import DTYPES, dense, dense_accept_lens
 
-ROW_DRAFTERS = [(name, "walk") for name in ("eagle", "eagle3", "mtp", "mtp3")]
-ROW_DRAFTERS += [(name, family) for name in ("eagle", "eagle3", "mtp") for family in ("law", "census")]
+READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash")
+ROW_DRAFTERS = [("mtp3", "walk"), *((name, family) for name in READING for family in ("walk", "law", "census"))]
 
 
 def histories(target):
@@ -78,7 +78,8 @@ def test_accept_lens_cover_everything_and_are_ragged(families, name):
     for drafter in built.drafters.values():
         for k in (1, 3, 5):
             runs = [drafter.accept_lens(built.target.prompt(3, seed, seed), 60, k) for seed in range(8)]
-            assert {length for lens in runs for length in lens} == set(range(1, k + 2))
+            seen = {length for lens in runs for length in lens}
+            assert seen == set(range(1, k + 2)) or (drafter.guesses and seen >= {1, 2, min(k, 3) + 1})
             assert len(set(runs)) > 4
             assert all(sum(lens) >= 59 for lens in runs)
 
@@ -88,7 +89,14 @@ def test_perfect_drafters_are_always_right(families, name):
     built = families(name, "bfloat16")
     for drafter in built.drafters.values():
         for k in (1, 4, LAG):
-            assert set(drafter.accept_lens(built.target.prompt(2, 5, 1), 50, k)) == {k + 1}
+            lens = drafter.accept_lens(built.target.prompt(2, 5, 1), 50, k)
+            assert set(lens) == {k + 1} or (drafter.guesses and sum(lens) > 1.2 * len(lens))
+
+
+def test_only_census_tokens_are_guessed(families):
+    for name in ("walk", "law", "census"):
+        guessing = {folder for folder, drafter in families(name, "float32").drafters.items() if drafter.guesses}
+        assert guessing == ({"medusa", "frozen_kv_mtp", "dflash"} if name == "census" else set())
 
 
 def test_accept_lens_by_hand(families):

@@ -17,6 +17,7 @@ ATTENTION = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
 MLP = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
 BIASES = {f"self_attn.{name}_proj.bias" for name in "qkv"}
 NORMS = {"input_layernorm.weight", "post_attention_layernorm.weight"}
+QK_NORMS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 MTP_NORMS = {f"{name}.weight" for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
 
 
@@ -34,10 +35,17 @@ def mtp_names(layers):
     return target_names(2, BIASES).union(*(below(f"model.mtp_layers.{layer}", parts) for layer in range(layers)))
 
 
+MEDUSA_PARTS = (("blocks", "layers.0.weight"), ("blocks", "layers.0.bias"), ("lm_heads", "weight"))
 EAGLE = {"fc.weight", "embed_tokens.weight", "layers.0.post_attention_layernorm.weight"}
 EAGLE |= below("layers.0", ATTENTION | MLP)
 EAGLE3 = {"fc.weight", "embed_tokens.weight", "norm.weight", "lm_head.weight", "midlayer.hidden_norm.weight"}
 EAGLE3 |= below("midlayer", ATTENTION | MLP | NORMS)
+FROZEN = {"pre_projection.weight", "post_projection.weight", "model.norm.weight", "lm_head.weight"}
+FROZEN |= below("model.layers.0", MLP | NORMS | {"self_attn.q_proj.weight", "self_attn.o_proj.weight"})
+DFLASH = {"fc.weight", "hidden_norm.weight", "norm.weight"}.union(
+    *(below(f"layers.{layer}", ATTENTION | MLP | NORMS | QK_NORMS) for layer in (0, 1))
+)
+HEADS = {f"{name}.{head}.{rest}" for head in range(8) for name, rest in MEDUSA_PARTS}
 LAYOUTS = {
     "target": ("LlamaForCausalLM", target_names(4)),
     "standalone": ("LlamaForCausalLM", target_names(1)),
@@ -45,6 +53,9 @@ LAYOUTS = {
     "eagle3": ("LlamaForCausalLMEagle3", EAGLE3),
     "mtp": ("MiMoForCausalLM", mtp_names(1)),
     "mtp3": ("MiMoForCausalLM", mtp_names(3)),
+    "medusa": ("MedusaModel", HEADS),
+    "dflash": ("DFlashDraftModel", DFLASH),
+    "frozen_kv_mtp": ("LlamaForCausalLMFrozenKVMTP", FROZEN),
 }
 
 
@@ -63,8 +74,10 @@ def test_names_and_dtypes(checkpoints, name, dtype):
         assert set(weights) == expected | ({"d2t", "t2d"} if reduced else set())
         assert {tensor.dtype for name, tensor in weights.items() if name not in ("d2t", "t2d")} == {DTYPES[dtype]}
         assert config["torch_dtype"] == dtype
-        assert config["hidden_size"] == config["num_attention_heads"] * config["head_dim"]
-        assert config["head_dim"] >= 32
+        if path.name != "medusa":
+            backbone = config.get("backbone_hidden_size", config["hidden_size"])
+            assert path.name == "dflash" or backbone == config["num_attention_heads"] * config["head_dim"]
+            assert config["head_dim"] >= 32
 
 
 @pytest.mark.parametrize("name", ["walk", "law", "census"])
@@ -142,7 +155,7 @@ def test_tokenizer_needs_characters_enough():
 
 def test_build_lays_out_every_family(tmp_path):
     assert build(tmp_path, ["law"], "bfloat16") == (tmp_path / "law",)
-    assert {path.name for path in (tmp_path / "law").iterdir()} == {"target", "standalone", "eagle", "eagle3", "mtp"}
+    assert {path.name for path in (tmp_path / "law").iterdir()} == {"target", *family("law").drafters}
     with pytest.raises(ValueError, match="family='lore': must be one of walk"):
         build(tmp_path, ["lore"])
     with pytest.raises(ValueError, match="dtype='float8'"):

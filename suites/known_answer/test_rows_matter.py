@@ -22,11 +22,15 @@ HISTORY_FAULTS = {
 """The last row is right: only drafters that read their whole KV can tell."""
 CASES = [(family, fault) for family in ("walk", "census") for fault in LAST_ROW_FAULTS]
 CASES += [("census", fault) for fault in HISTORY_FAULTS]
-DRAFTERS = [(family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp")]
+ROW_CASES = [(*case, name) for case in CASES for name in ("eagle", "eagle3", "mtp", "dflash")]
+for last_row_reader in ("medusa", "frozen_kv_mtp"):
+    ROW_CASES += [(*case, last_row_reader) for case in CASES if case[1] in LAST_ROW_FAULTS]
+DRAFTERS = [
+    (family, name) for family in ("walk", "census") for name in ("eagle", "eagle3", "mtp", "frozen_kv_mtp", "dflash")
+]
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
-@pytest.mark.parametrize(("family", "fault"), CASES)
+@pytest.mark.parametrize(("family", "fault", "name"), ROW_CASES)
 def test_a_wrong_row_changes_accept_lens(families, family, name, fault):
     built = families(family, "float32").drafters[name]
     prompt = built.target.prompt(4, seed=2, owner=1)
@@ -45,7 +49,7 @@ def test_the_embedding_matters_too(families, family, name):
     assert dense_accept_lens(built, prompt, 12, 3, late=True) != built.accept_lens(prompt, 12, 3)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "dflash"])
 def test_another_requests_row_in_the_history_matters(families, name):
     """Census drafters read their whole KV: one foreign row a few positions back is enough."""
     built = families("census-perfect", "float32").drafters[name]
@@ -103,6 +107,16 @@ def test_each_mtp_layer_runs_at_its_own_step(families):
         assert dense_accept_lens(built, prompt, 12, 4, witness=wrong) != built.accept_lens(prompt, 12, 4)
 
 
+@pytest.mark.parametrize("ids", [(0, 0, 2), (1, 0, 2), (0, 2, 1), (1, 2, 3)])
+@pytest.mark.parametrize("family", ["walk", "census"])
+def test_dflash_needs_each_target_layer_in_its_place(families, family, ids):
+    built = families(family, "float32").drafters["dflash"]
+    wrong = dense(built)
+    wrong.config = wrong.config | {"dflash_config": wrong.config["dflash_config"] | {"target_layer_ids": list(ids)}}
+    prompt = built.target.prompt(5, seed=3, owner=2)
+    assert dense_accept_lens(built, prompt, 8, 3, witness=wrong) != built.accept_lens(prompt, 8, 3)
+
+
 @pytest.mark.parametrize("ids", [(1, 1, 3), (2, 1, 3), (1, 3, 2), (0, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize("family", ["walk", "census"])
 def test_eagle3_needs_each_auxiliary_layer_in_its_place(families, family, ids):
@@ -120,3 +134,45 @@ def test_eagle3_needs_its_vocabulary_map(families):
         wrong.d2t = None
         prompt = built.target.prompt(5, seed=3, owner=2)
         assert dense_accept_lens(built, prompt, 16, 3, witness=wrong) != built.accept_lens(prompt, 16, 3)
+
+
+def early(kv):
+    return torch.cat([kv[:1], kv[:-1]])
+
+
+KV_FAULTS = {
+    "everything one position early": lambda keys, values: (early(keys), early(values)),
+    "values one position early": lambda keys, values: (keys, early(values)),
+    "the last never written": lambda keys, values: (keys, torch.cat([values[:-1], torch.zeros_like(values[-1:])])),
+    "the last alone written": lambda keys, values: (keys, torch.cat([torch.zeros_like(values[:-1]), values[-1:]])),
+    "values reversed but the last": lambda keys, values: (keys, torch.cat([values[:-1].flip(0), values[-1:]])),
+}
+MARKOV_KV_FAULTS = list(KV_FAULTS)[:3]
+"""With a Markov target it reads the last position alone."""
+CENSUS_KV_FAULTS = [*list(KV_FAULTS)[1::2], "values reversed but the last"]
+KV_CASES = [(family, fault) for family in ("walk", "law") for fault in MARKOV_KV_FAULTS]
+KV_CASES += [("census", fault) for fault in CENSUS_KV_FAULTS]
+
+
+@pytest.mark.parametrize(("family", "fault"), KV_CASES)
+def test_a_frozen_drafter_reads_the_targets_kv(families, family, fault):
+    """The row and the token are right, and the KV is not."""
+    built = families(family, "float32").drafters["frozen_kv_mtp"]
+    witness = dense(built)
+    prompt = built.target.prompt(24, seed=2, owner=1)
+    differ = 0
+    for end in range(8, 24, 2):
+        tokens = (*prompt[:end], built.target.next_token(prompt[:end]))
+        rows, kv = witness.features(tokens[:-1]), witness.target_kv(tokens[:-1])
+        assert witness.recur(tokens, 3, rows, kv) == built.draft(tokens, 3)
+        spoilt = [KV_FAULTS[fault](*layer) for layer in kv]
+        differ += witness.recur(tokens, 3, rows, spoilt) != built.draft(tokens, 3)
+    assert differ >= 3
+
+
+def test_a_census_assistant_reads_its_own_layer_of_the_target(families):
+    built = families("census", "float32").drafters["frozen_kv_mtp"]
+    wrong = dense(built)
+    wrong.config = wrong.config | {"target_kv_layer_ids": [2]}
+    prompt = built.target.prompt(5, seed=3, owner=2)
+    assert dense_accept_lens(built, prompt, 8, 3, witness=wrong) != built.accept_lens(prompt, 8, 3)

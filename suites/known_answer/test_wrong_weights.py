@@ -48,12 +48,13 @@ def beside_bias(weights: Weights, name: str) -> bool:
     return name.endswith(("q_proj.weight", "k_proj.weight")) and name.replace("weight", "bias") in weights
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash"])
 @pytest.mark.parametrize("family", ["walk", "law", "census"])
 def test_a_drafter_tensor_left_at_its_initial_value_is_noticed(families, family, name):
     built = families(family, "float32").drafters[name]
     target = built.target.config, built.target.weights
     tokens = built.target.prompt(14, seed=3, owner=1)
+    k = 8 if name == "medusa" else 4  # every head of MEDUSA drafts one token
     histories = [(*tokens[:end], built.target.next_token(tokens[:end])) for end in (9, 11, 14)]
     for tensor in built.weights:
         if tensor in built.target.weights or tensor in ("embed_tokens.weight", "t2d") or tensor.endswith(SCALE_ONLY):
@@ -61,7 +62,7 @@ def test_a_drafter_tensor_left_at_its_initial_value_is_noticed(families, family,
         if beside_bias(built.weights, tensor):
             continue
         wrong = dense_drafter(built.config, with_fresh(built.weights, tensor), target)
-        assert any(wrong.draft(past, 4) != built.draft(past, 4) for past in histories), tensor
+        assert any(wrong.draft(past, k) != built.draft(past, k) for past in histories), tensor
 
 
 def test_one_perturbed_entry_is_noticed(families):

@@ -21,7 +21,7 @@ from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
-PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP"]
+PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP", "DFLASH"]
 CELLS = [(name, "greedy") for name in SPECULATIVE if name != "CUSTOM"] + [
     (name, "probabilistic") for name in PROBABILISTIC
 ]

@@ -6,7 +6,21 @@ import pytest
 
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
-from suites.regressions.support import DRAFTERS
+from suites.regressions.support import DRAFTERS, FAST
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The fast tier leaves out the drafters that are like others."""
+    if config.getoption("--tier") == "full":
+        return
+    slow = [item for item in items if _drafter_of(item) in set(DRAFTERS).difference(FAST)]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
+
+
+def _drafter_of(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None or "drafter" not in item.fixturenames else callspec.params.get("drafter")
 
 
 @pytest.fixture(scope="session", params=DRAFTERS)
