@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 from harness.contract import DrafterSetup, EngineFactory, Script
 from harness.engines import engine_factory
@@ -16,6 +17,9 @@ AT_THE_DOOR = {
     "initial value",
 }
 """Invariants about starting an engine: there is no run that a function could judge."""
+
+DraftMethod = Literal["greedy", "probabilistic"]
+"""How the drafts of sampled requests are chosen: `DrafterSetup.draft_sample_method`."""
 
 NEEDS_DRAFTS = frozenset({"SHAPE-1", "COUNT-2", "ACCEPT-1", "ACCEPT-2"})
 NEEDS_AUX = frozenset({"STATE-2"})
@@ -56,7 +60,9 @@ class DrafterLane:
     def target_folder(self) -> str:
         return self.folder if self.within_target else "target"
 
-    def drafter(self, k: int, family: Path, script: Script | None) -> DrafterSetup | None:
+    def drafter(
+        self, k: int, family: Path, script: Script | None, draft_sample_method: DraftMethod = "greedy"
+    ) -> DrafterSetup | None:
         """k drafts in a chain; or a tree, k deep, of `topk * k` nodes: fewer than it could have, so some are cut."""
         if self.method is None:
             return None
@@ -66,6 +72,7 @@ class DrafterLane:
             num_steps=k,
             topk=self.topk,
             num_draft_tokens=1 + self.topk * k,
+            draft_sample_method=draft_sample_method,
             script=script,
         )
 
