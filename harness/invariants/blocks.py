@@ -1,4 +1,4 @@
-"""Which verify step, and which place of its block, an output token came from: bugs live in recovered and bonus tokens."""
+"""Which verify step, and which place of its block, a token came from: bugs live in recovered and bonus tokens."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def processors(ids: Sequence[int]) -> dict[str, dict[str, Any]]:
         "top_p": {"top_p": 0.8},
         "min_p": {"min_p": 0.15},
         "logit_bias": {"logit_bias": ((c, 0.7), (a, -0.5))},
-        "bad_words": {"bad_words": ((b, b), (a, b))},
-        "allowed_token_ids": {"allowed_token_ids": (a, c)},
+        "bad_words": {"bad_words": ((b, b), (c, b))},
+        "allowed_token_ids": {"allowed_token_ids": (a, b)},
         "filters": {"temperature": 1.5, "top_k": 2, "top_p": 0.95, "min_p": 0.05, "logit_bias": ((b, 0.4),)},
         "repetition_penalty": {"repetition_penalty": 1.4},
         "presence_penalty": {"presence_penalty": 0.8},
         "frequency_penalty": {"frequency_penalty": 0.35},
-        "min_new_tokens": {"min_new_tokens": SHORT, "stop_token_ids": (b,)},
+        "min_new_tokens": {"min_new_tokens": SHORT, "stop_token_ids": (c,)},
         "penalties": {"repetition_penalty": 1.2, "presence_penalty": -0.4, "frequency_penalty": 0.3, "top_p": 0.9},
     }
 
@@ -137,7 +137,7 @@ def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
     for number, (kind, sampling) in enumerate(kinds(claimed, ids=ids).items()):
         seeded = replace(sampling, max_new_tokens=8, seed=100 + number)
         requests.append(
-            Request(request_id=kind, prompt_token_ids=_prompt(ids, number) * (1 + number % 4), sampling=seeded)
+            Request(request_id=kind, prompt_token_ids=_prompt(ids, number) * (1 + number % 3), sampling=seeded)
         )
         if number % 4 == 0:
             greedy = SamplingParams(max_new_tokens=7)
@@ -150,7 +150,7 @@ def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
     return Batch(tuple(fitted), k=NUM_STEPS, changes=(("max_running", len(fitted) + 3),))
 
 
-def copies(claimed: frozenset[str], ids: Sequence[int], max_new_tokens: int = 40) -> tuple[Request, ...]:
+def copies(claimed: frozenset[str], ids: Sequence[int], max_new_tokens: int = 28) -> tuple[Request, ...]:
     """Four requests that differ in their ids alone, without a seed, and one with samples, where an engine has them."""
     free = next(iter(kinds(claimed, ("plain",)).values()))
     free = replace(free, max_new_tokens=max_new_tokens)

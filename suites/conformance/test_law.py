@@ -56,8 +56,8 @@ def run_batch(lane: Lane, batch: Batch, method: DraftMethod, **changes: Any) -> 
 
 def troubled(batch: Batch) -> dict[str, Any]:
     """Prefills in chunks, padded batches, a pool in which requests must be preempted."""
-    pages = tight_pool(batch.requests, 4, batch.k, 4)
-    return {"chunk_size": 3, "page_size": 4, "num_pages": pages, "max_running": 8, "batch_buckets": (3, 8)}
+    pages = tight_pool(batch.requests, 4, batch.k, 12)
+    return {"chunk_size": 5, "page_size": 4, "num_pages": pages, "max_running": 12, "batch_buckets": (3, 12)}
 
 
 @pytest.mark.invariant("LAW-1")
