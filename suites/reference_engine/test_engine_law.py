@@ -6,151 +6,162 @@ By the chain rule so has the block. That no coin decides twice is for `test_samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
-from harness.contract import Request, SamplingParams
+from harness.contract import Refused
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
-from harness.workloads.laws import COIN_IDS, NUM_STEPS, RequestedLaw, kinds
-from reference_engine.sampling.random import Stream
-from suites.reference_engine.coins import NUDGE, Ask, Coins, Floats, Point, Probe, Seen, cells, draws, ends, verdicts
+from harness.workloads.laws import DRAFT_METHODS, NUM_STEPS
+from kernels import verify_chain_sampled
+from reference_engine.drafters import base
+from reference_engine.sampling import sampler
+from reference_engine.sampling.processors import SamplingBatch
+from suites.reference_engine.block_places import judged, prefilled, requests, wrong
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import Method
 
-TOLERANCE = 1e-4
-"""Of a probability: what cells too narrow to be hit may add up to."""
-CELLS = [(name, "greedy") for name in LANES] + [
-    (name, "probabilistic") for name, lane in LANES.items() if lane.speculative and lane.topk == 1 and not lane.scripted
-]
-PROMPT = (9, 6)
-
-
-@dataclass
-class Place:
-    """One place of a block: after `path` the token has the law `law`. `points` are all coins that decide it."""
-
-    request: Request
-    path: tuple[int, ...]
-    law: Floats
-    forced: Coins
-    points: list[Point]
-    expected_drafts: list[int | None] = field(default_factory=list)
-
-    @property
-    def name(self) -> tuple[str, tuple[int, ...]]:
-        return self.request.request_id, self.path
-
-    def asks(self) -> Iterator[Ask]:
-        for point in self.points:
-            yield Ask(self.request, self.path[:1], {**self.forced, **point.coins})
-
-    def measured(self, seen: list[Seen]) -> Floats:
-        """What the points come to, in probabilities; each must have reached this place."""
-        total = np.zeros_like(self.law)
-        depth = len(self.path) - 1
-        for point, came, draft in zip(self.points, seen, self.expected_drafts or [None] * len(seen), strict=True):
-            assert came.block[:depth] == self.path[1:], f"{self.name}: the block {came.block} is not on the path"
-            assert draft is None or came.drafts[depth] == draft, f"{self.name}: drafted {came.drafts}, not {draft}"
-            total[came.block[depth]] += point.weight
-        return total
-
-
-def requests(lane: Lane, method: Method) -> list[Request]:
-    """One of every kind, and a greedy one."""
-    sampled = kinds(lane.claims(method)) | {"greedy": SamplingParams()}
-    return [
-        Request(request_id=kind, prompt_token_ids=PROMPT, sampling=replace(params, max_new_tokens=10))
-        for kind, params in sampled.items()
-    ]
-
-
-def greedy_places(asked: Request, first: int, seen: Seen, law: RequestedLaw) -> Iterator[Place]:
-    """The nodes of a chain or tree that was drafted without chance, each behind the coins that lead there."""
-    children: dict[int, list[int]] = {}
-    for node, (token, parent) in enumerate(zip(seen.drafts, seen.parents, strict=True), start=1):
-        if token >= 0:
-            children.setdefault(parent, []).append(node)
-
-    def walk(node: int, path: tuple[int, ...], forced: Coins) -> Iterator[Place]:
-        here, depth = law(asked, path), len(path) - 1
-        tokens = [seen.drafts[child - 1] for child in children.get(node, [])]
-        yield Place(asked, path, here, forced, list(verdicts(depth, here, tokens)))
-        coins, left = dict(forced), 1.0
-        for number, (child, token) in enumerate(zip(children.get(node, []), tokens, strict=True)):
-            if here[token] > NUDGE:
-                yield from walk(child, (*path, token), {**coins, (depth, Stream.SIBLING + number): 0.0})
-            if here[token] >= left - NUDGE:
-                break  # always accepted: the siblings behind it are never tried
-            coins[depth, Stream.SIBLING + number] = 1 - NUDGE
-            left -= here[token]
-
-    yield from walk(0, (first,), {})
-
-
-def drawn_places(
-    probe: Probe,
-    asked: list[tuple[Request, int]],
-    law: RequestedLaw,
-    place: int,
-    paths: list[tuple[tuple[int, ...], Coins]],
-) -> Iterator[tuple[Place, tuple[tuple[int, ...], Coins]]]:
-    """One place of chains whose drafts are drawn, with all coins of the draft, and the likeliest way to the next."""
-    surveyed = probe.run(
-        Ask(request, path[:1], coins) for (request, _), (path, coins) in zip(asked, paths, strict=True)
-    )
-    for (request, _), (path, coins), seen in zip(asked, paths, surveyed, strict=True):
-        assert seen.probs is not None
-        here, q = law(request, path), seen.probs[place]
-        points: list[Point] = []
-        drafts: list[int | None] = []
-        for token, low, high in cells(q):
-            # Where a draft begins and ends to be drawn is looked at once; how it is verified, once behind its middle.
-            looks = [Point({(place, Stream.DRAFT): coin}, 0.0) for coin, _ in ends(low, high)]
-            middle = {(place, Stream.DRAFT): (low + high) / 2}
-            looks += [point.and_(middle, high - low) for point in verdicts(place, here, [token], q)]
-            points += looks
-            drafts += [token] * len(looks)
-        best = max(cells(q), key=lambda cell: min(here[cell[0]], q[cell[0]]))
-        way = {**coins, (place, Stream.DRAFT): (best[1] + best[2]) / 2}
-        yield Place(request, path, here, coins, points, drafts), ((*path, best[0]), way)
-
-
-def places(probe: Probe, lane: Lane, method: Method, law: RequestedLaw) -> Iterator[Place]:
-    """Every place of the first block behind each of the three tokens, and of the token of the prefill."""
-    asked = [(request, first) for request in requests(lane, method) for first in COIN_IDS]
-    if method == "greedy":
-        surveyed = probe.run(Ask(request, (first,), {}) for request, first in asked)
-        for (request, first), seen in zip(asked, surveyed, strict=True):
-            yield from greedy_places(request, first, seen, law)
-        return
-    paths: list[tuple[tuple[int, ...], Coins]] = [((first,), {}) for _, first in asked]
-    for place in range(NUM_STEPS):
-        found = list(drawn_places(probe, asked, law, place, paths))
-        yield from (here for here, _ in found)
-        going = [(ask, way) for ask, (here, way) in zip(asked, found, strict=True) if here.law[way[0][-1]] > NUDGE]
-        asked, paths = [ask for ask, _ in going], [way for _, way in going]
-    for (request, _), (path, coins) in zip(asked, paths, strict=True):
-        here = law(request, path)
-        yield Place(request, path, here, coins, list(draws([Point({}, 1.0)], NUM_STEPS, here)))
+CELLS = [(name, method) for name, lane in LANES.items() for method in DRAFT_METHODS[: 1 + lane.speculative]]
 
 
 @pytest.mark.parametrize(("name", "method"), CELLS)
 def test_every_place_of_a_block_has_its_law(open_lane: OpenLane, name: str, method: Method) -> None:
+    """Or the drafter cannot be started that way, and says so."""
     lane = open_lane(name)
-    law = RequestedLaw(lane.target("coin"), lane.capabilities)
-    probe = Probe(lane.setup(family="coin", k=NUM_STEPS, draft_sample_method=method))
-    found = list(places(probe, lane, method, law))
-    seen = iter(probe.run(ask for place in found for ask in place.asks()))
-    wrong = {}
-    for place in found:
-        measured = place.measured([next(seen) for _ in place.points])
-        if np.abs(measured - place.law).max() > TOLERANCE:
-            wrong[place.name] = measured.round(4).tolist(), place.law.round(4).tolist()
-    assert not wrong
-    depths = {(place.request.request_id, len(place.path) - 1) for place in found}
+    refused = refusal(lane, method)
+    if refused is not None:
+        assert refused.startswith(f"draft_sample_method={method!r}")
+        return
+    wanted = requests(lane, method)
+    found = judged(lane, method, wanted)
+    assert not wrong(found)
+    depths = {(kind, len(path) - 1) for kind, path in found}
     steps = range(NUM_STEPS + 1) if lane.speculative else range(1)
-    assert depths >= {(request.request_id, depth) for request in requests(lane, method) for depth in steps}
+    assert depths >= {(request.request_id, depth) for request in wanted for depth in steps}
+
+
+def refusal(lane: Lane, method: Method) -> str | None:
+    """Why the drafter cannot draft that way."""
+    try:
+        lane.claims(method)
+    except Refused as refused:
+        return str(refused)
+    return None
+
+
+def test_the_token_of_the_prefill_has_its_law(open_lane: OpenLane) -> None:
+    lane = open_lane("EAGLE")
+    assert not wrong(prefilled(lane, "greedy", requests(lane, "greedy")))
+
+
+SHIFT = 0.02
+"""Total variation of the planted errors."""
+
+
+def shifted(law: torch.Tensor) -> torch.Tensor:
+    """Laws [..., V] with `SHIFT` taken from the likeliest token, as far as it has that, and given to the second."""
+    order = law.argsort(-1, descending=True)
+    taken = law.amax(-1, keepdim=True).clamp(max=SHIFT)
+    return law.scatter_add(-1, order[..., :1], -taken).scatter_add(-1, order[..., 1:2], taken)
+
+
+def in_place(place: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """Verification takes the law of one place of the block for another; trees have it in other rows."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = sampler.probabilities
+
+        def probabilities(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+            law = right(logits, batch).clone()
+            if place < law.shape[1] > 1:
+                law[:, place] = shifted(law[:, place])
+            return law
+
+        monkeypatch.setattr(sampler, "probabilities", probabilities)
+
+    return plant
+
+
+def in_processor(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Requests that use the processor get another law, wherever they are in the batch."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = sampler.probabilities
+
+        def probabilities(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+            law, column = right(logits, batch), getattr(batch, name)
+            assert column is not None
+            unused = (0.0, 1.0) if name in ("top_p", "repetition", "temperature") else (0.0,)
+            used = torch.stack([column != value for value in unused]).all(0)
+            return torch.where(used, shifted(law), law)
+
+        monkeypatch.setattr(sampler, "probabilities", probabilities)
+
+    return plant
+
+
+def in_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = verify_chain_sampled.draw_residual
+
+    def draw_residual(p: torch.Tensor, q: Any, scale: torch.Tensor, rejected: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return right(torch.where(rejected[:, None] >= 0, shifted(p), p), q, scale, rejected, *rest)
+
+    monkeypatch.setattr(verify_chain_sampled, "draw_residual", draw_residual)
+
+
+def in_draft_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are drawn from one law and weighed by another."""
+    right = base.draw
+    monkeypatch.setattr(base, "draw", lambda law, *rest: right(shifted(law), *rest))
+
+
+IN_ALL_REQUESTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Method]] = {
+    "first": (in_place(0), "greedy"),
+    "middle": (in_place(1), "greedy"),
+    "bonus": (in_place(2), "greedy"),
+    "bonus, drawn drafts": (in_place(2), "probabilistic"),
+    "recovered": (in_recovered, "greedy"),
+    "recovered, drawn drafts": (in_recovered, "probabilistic"),
+}
+IN_KINDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition": "repetition_penalty",
+    "presence": "presence_penalty",
+    "frequency": "frequency_penalty",
+}
+"""Columns of a sampling batch, and the kind of request that uses them."""
+
+
+@pytest.mark.parametrize("fault", IN_ALL_REQUESTS)
+def test_an_error_in_one_place_is_red(open_lane: OpenLane, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    plant, method = IN_ALL_REQUESTS[fault]
+    plant(monkeypatch)
+    lane = open_lane("EAGLE")
+    red = wrong(judged(lane, method, requests(lane, method, ["plain"])))
+    places = {len(path) - 1 for kind, path in red if kind == "plain"}
+    expected = {"first": {0}, "middle": {1}, "bonus": {2}}.get(fault.partition(",")[0], {0, 1})
+    assert places == expected
+
+
+@pytest.mark.parametrize("column", IN_KINDS)
+def test_an_error_in_one_processor_is_red(open_lane: OpenLane, monkeypatch: pytest.MonkeyPatch, column: str) -> None:
+    """And in no other request of the batch."""
+    in_processor(column)(monkeypatch)
+    lane = open_lane("EAGLE")
+    red = wrong(judged(lane, "greedy", requests(lane, "greedy", ["plain", IN_KINDS[column]])))
+    assert {kind for kind, _ in red} == {IN_KINDS[column]}
+
+
+def test_drafts_drawn_from_another_law_than_they_are_weighed_by_are_red(
+    open_lane: OpenLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_draft_probs(monkeypatch)
+    lane = open_lane("EAGLE")
+    with pytest.raises(AssertionError, match="drafted"):
+        judged(lane, "probabilistic", requests(lane, "probabilistic", ["plain"]))
