@@ -77,7 +77,10 @@ class Evidence:
 
 def log_wealth(counts: Floats, law: Floats, strength: float = STRENGTH) -> Floats:
     """The wealth of one context whose law [V] stays the same, from counts [..., V], in closed form -> [...]."""
-    counts, prior = np.asarray(counts, dtype=np.float64), strength * np.asarray(law, dtype=np.float64)
+    counts, law = np.asarray(counts, dtype=np.float64), np.asarray(law, dtype=np.float64)
+    never = (counts[..., law == 0] > 0).any(-1)
+    counts, law = counts[..., law > 0], law[law > 0]
+    prior = strength * law
     total = special.gammaln(strength) - special.gammaln(strength + counts.sum(-1))
     odds = special.gammaln(counts + prior) - special.gammaln(prior) - counts * np.log(law)
-    return np.asarray(total + odds.sum(-1), dtype=np.float64)
+    return np.asarray(np.where(never, np.inf, total + odds.sum(-1)), dtype=np.float64)
