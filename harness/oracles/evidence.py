@@ -26,6 +26,10 @@ STRENGTH = 1000.0
 It has a say in the power, none in the false-alarm rate."""
 
 
+TINY = 1e-300
+"""Keeps a token of no mass from being divided by none."""
+
+
 @dataclass(slots=True)
 class _Context:
     seen: Floats
@@ -54,8 +58,8 @@ class Evidence:
         if chance == 0.0:
             self.log_value = at.log_wealth = math.inf
             return
-        prior = self.strength * law
-        staked = law * np.divide(at.seen + prior, at.due + prior, out=np.zeros_like(law), where=prior > 0)
+        prior = self.strength * law + TINY
+        staked = law * (at.seen + prior) / (at.due + prior)
         gain = math.log(float(staked[token_id]) / float(staked.sum()) / chance)
         at.log_wealth += gain
         self.log_value += gain

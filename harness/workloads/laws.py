@@ -133,19 +133,25 @@ def _length(kind: str) -> int:
 
 
 def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
-    """A seeded request of every kind, one with three samples, and greedy ones among them."""
+    """A seeded request of every kind, one with three samples, and greedy ones among them; all with logprobs."""
     requests = []
     for number, (kind, sampling) in enumerate(kinds(claimed, ids=ids).items()):
-        seeded = replace(sampling, max_new_tokens=8, seed=100 + number)
+        seeded = replace(
+            sampling,
+            max_new_tokens=8,
+            seed=100 + number,
+            logprobs=number % 4,
+            prompt_logprobs=2 if number % 3 == 0 else None,
+        )
         requests.append(
             Request(request_id=kind, prompt_token_ids=_prompt(ids, number) * (1 + number % 3), sampling=seeded)
         )
         if number % 4 == 0:
-            greedy = SamplingParams(max_new_tokens=7)
+            greedy = SamplingParams(max_new_tokens=7, logprobs=3)
             requests.append(
                 Request(request_id=f"greedy-{number}", prompt_token_ids=_prompt(ids, number), sampling=greedy)
             )
-    several = SamplingParams(temperature=1.0, seed=7, n=3, max_new_tokens=8)
+    several = SamplingParams(temperature=1.0, seed=7, n=3, max_new_tokens=8, logprobs=5)
     requests.append(Request(request_id="several", prompt_token_ids=_prompt(ids, 5), sampling=several))
     fitted = [fit_request(request, claimed) for request in requests]
     return Batch(tuple(fitted), k=NUM_STEPS, changes=(("max_running", len(fitted) + 3),))
@@ -194,7 +200,7 @@ def _prompt(ids: Sequence[int], number: int) -> tuple[int, ...]:
 
 def many_at_once(plan: Plan) -> dict[str, Any]:
     """Set-up fields for many requests a step: a step costs much the same for one request and for a hundred."""
-    return {"max_running": 64 if plan.tokens < 1000 else 128, "chunk_size": 1024, "context_length": 48}
+    return {"max_running": 64 if plan.tokens < 1000 else 256, "chunk_size": 1024, "context_length": 48}
 
 
 class RequestedLaw:
@@ -236,7 +242,7 @@ def _state(request: Request, output: tuple[int, ...]) -> Hashable:
     tokens = (*request.prompt_token_ids, *output)
     back = max(map(len, sampling.bad_words), default=1) - 1
     return (
-        replace(sampling, seed=None, n=1),
+        sampling,
         tokens[-1],
         output[len(output) - min(back, len(output)) :],
         frozenset(Counter(output).items()) if counted else None,

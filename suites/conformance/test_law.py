@@ -29,28 +29,16 @@ from harness.workloads.laws import (
     many_at_once,
     num_tests,
     rounds,
-    seeded_batch,
 )
 from harness.workloads.strategies import Batch, tight_pool
-from suites.conformance.arrange import RecordExamples
+from suites.conformance.arrange import LAW_IDS, RecordExamples, run_sampled, sampled_batch
 
-LAW_IDS = (3, 7, 12)
 METHODS = pytest.mark.parametrize("method", DRAFT_METHODS)
 
 
 @pytest.fixture
 def tier(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--tier"))
-
-
-def seeded(lane: Lane, method: DraftMethod) -> Batch:
-    lane.needs("seed")
-    return seeded_batch(lane.claims(method), LAW_IDS)
-
-
-def run_batch(lane: Lane, batch: Batch, method: DraftMethod, **changes: Any) -> Run:
-    setup = {"family": "law", "draft_sample_method": method, "k": batch.k, "warm": batch.warm, **batch.setup}
-    return lane.run(batch.requests, **{**setup, **changes})
 
 
 def troubled(batch: Batch) -> dict[str, Any]:
@@ -62,10 +50,10 @@ def troubled(batch: Batch) -> dict[str, Any]:
 @pytest.mark.invariant("LAW-1")
 @METHODS
 def test_nothing_impossible_is_emitted(lane: Lane, method: DraftMethod) -> None:
-    batch = seeded(lane, method)
+    batch = sampled_batch(lane, method)
     law = RequestedLaw(lane.target("law"), lane.capabilities)
     for changes in ({}, troubled(batch)):
-        lane.check(law_1(run_batch(lane, batch, method, **changes), law))
+        lane.check(law_1(run_sampled(lane, batch, method, **changes), law))
 
 
 @pytest.mark.invariant("LAW-3")
@@ -74,17 +62,17 @@ def test_a_seed_gives_the_same_output(
     lane: Lane, method: DraftMethod, tier: str, record_examples: RecordExamples
 ) -> None:
     """Again, among others in another order, in chunks and preempted, with overlap, and alone."""
-    batch = seeded(lane, method)
-    run = run_batch(lane, batch, method)
+    batch = sampled_batch(lane, method)
+    run = run_sampled(lane, batch, method)
     ways: dict[str, Any] = {"again and warm": {"warm": True}, "troubled": troubled(batch), "overlap": {"overlap": True}}
     for name, changes in ways.items():
-        variant = run_batch(lane, batch, method, **changes)
+        variant = run_sampled(lane, batch, method, **changes)
         lane.check(law_3(run, variant, name=name, accept_lens=lane.speculative))
-    lane.check(law_3(run, run_batch(lane, replace(batch, requests=batch.requests[::-1]), method), name="reversed"))
+    lane.check(law_3(run, run_sampled(lane, replace(batch, requests=batch.requests[::-1]), method), name="reversed"))
     if lane.capabilities.grey_box:
-        assert any(step.preempted for step in run_batch(lane, batch, method, **troubled(batch)).steps)
+        assert any(step.preempted for step in run_sampled(lane, batch, method, **troubled(batch)).steps)
     for request in some(batch.requests, tier):
-        alone = run_batch(lane, replace(batch, requests=(request,)), method)
+        alone = run_sampled(lane, replace(batch, requests=(request,)), method)
         lane.check(law_3(run, alone, name="alone", accept_lens=lane.speculative))
         record_examples(1)
 

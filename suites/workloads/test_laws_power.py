@@ -15,7 +15,7 @@ from harness.contract import Capabilities, Request, SamplingParams
 from harness.oracles.evidence import Floats, log_wealth
 from harness.oracles.statistics import total_variation
 from harness.workloads.known import known_family
-from harness.workloads.laws import COIN_IDS, GROUPS, PLANS, SHORT, RequestedLaw, kinds, law_alpha, processors
+from harness.workloads.laws import COIN_IDS, GROUPS, NUM_STEPS, PLANS, SHORT, RequestedLaw, kinds, law_alpha, processors
 
 EVERYTHING = frozenset(field.name for field in fields(SamplingParams))
 CLAIMS = Capabilities(engine="any", version="0", drafters=frozenset(), features=EVERYTHING)
@@ -44,16 +44,20 @@ def missed(law: Floats) -> Floats:
     return wrong
 
 
-def constant_power(laws: dict[int, Floats], tokens: int, seed: int, samples: int = 4000) -> float:
+def constant_power(
+    laws: dict[int, Floats], tokens: int, seed: int, recovered: bool = False, samples: int = 4000
+) -> float:
     """Share of `samples` in which an error of `DISTANCE` behind every token is found, by the very statistic; the tokens
-    before are as frequent as the Markov chain makes them."""
+    before are as frequent as the Markov chain makes them. `recovered`: the likeliest token was rejected."""
     rng = np.random.default_rng(seed)
     free = {token: law for token, law in laws.items() if (law > 1e-6).sum() > 1}
     ids = list(laws)
     chain = np.array([[laws[token][other] for other in ids] for token in ids])
     stationary = np.linalg.matrix_power(chain / chain.sum(1, keepdims=True), 200)[0]
     wealth = np.zeros(samples)
-    for token, law in free.items():
+    for token, whole in free.items():
+        law = np.where(np.arange(whole.size) == whole.argmax(), 0.0, whole) if recovered else whole
+        law = law / law.sum()
         seen = rng.binomial(tokens, stationary[ids.index(token)], size=samples)
         counts = rng.multinomial(seen, missed(law)).astype(np.float64)
         wealth += log_wealth(counts, law, MEMORYLESS_PLAN.strength)
@@ -66,6 +70,38 @@ def test_an_error_in_one_kind_of_request_is_found(kind: str) -> None:
     law = RequestedLaw(COIN, CLAIMS)
     laws = {token: law(asked(kind, (token,)), ()) for token in COIN_IDS}
     assert constant_power(laws, MEMORYLESS_PLAN.tokens, seed=len(kind)) > 0.99
+
+
+SHARES = {"first place": 0.55, "middle place": 0.22, "bonus place": 0.13, "recovered": 0.22}
+"""Of the tokens of all memoryless kinds together, as EAGLE's greedy drafts give them (0.57, 0.24, 0.15, 0.26)."""
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_an_error_in_one_place_of_the_block_is_found(name: str) -> None:
+    """The same error in requests of all kinds. In recovered tokens the law has lost its likeliest token."""
+    law = RequestedLaw(COIN, CLAIMS)
+    laws = {token: law(asked("plain", (token,)), ()) for token in COIN_IDS}
+    tokens = int(SHARES[name] * MEMORYLESS_PLAN.tokens * len(MEMORYLESS))
+    assert constant_power(laws, tokens, seed=7, recovered=name == "recovered") > 0.99
+
+
+def test_an_error_in_whole_blocks_is_found() -> None:
+    """Blocks are judged by the chain rule, a context for each beginning. The error is one of `DISTANCE` in the law of
+    the whole, all of it in the last token: nowhere else are there so many contexts to learn it in. One block is judged
+    in five tokens (EAGLE with greedy drafts: in 4.2)."""
+    law = RequestedLaw(COIN, CLAIMS)
+    laws = {token: law(asked("plain", (token,)), ())[list(COIN_IDS)] for token in COIN_IDS}
+    rng = np.random.default_rng(9)
+    blocks = MEMORYLESS_PLAN.tokens * len(MEMORYLESS) // (2 * NUM_STEPS + 1)
+    wealth = np.zeros(2000)
+    for length in range(NUM_STEPS + 1):
+        for begun in itertools.product(range(3), repeat=length + 1):
+            chance = math.prod(float(laws[COIN_IDS[a]][b]) for a, b in itertools.pairwise(begun)) / 3
+            here = laws[COIN_IDS[begun[-1]]] / laws[COIN_IDS[begun[-1]]].sum()
+            drawn = missed(here) if length == NUM_STEPS else here
+            seen = rng.binomial(blocks, chance, size=len(wealth))
+            wealth += log_wealth(rng.multinomial(seen, drawn).astype(np.float64), here, MEMORYLESS_PLAN.strength)
+    assert (wealth >= LIMIT).mean() > 0.99
 
 
 STATES = tuple((before, seen) for before in range(3) for seen in range(8))
@@ -144,6 +180,6 @@ def looking_back(table: Table, samples: int, seed: int, chunks: int = 20) -> Flo
 
 @pytest.mark.parametrize("kind", GROUPS["history"])
 def test_an_error_in_a_kind_that_looks_back_is_found(kind: str) -> None:
-    """16 simulated runs of the full tier: the limit lies three standard deviations below their mean: power 0.998."""
-    wealth = looking_back(Table(kind), samples=16, seed=len(kind))
+    """8 simulated runs of the full tier: the limit lies three standard deviations below their mean: power 0.998."""
+    wealth = looking_back(Table(kind), samples=8, seed=len(kind))
     assert wealth.mean() - 3 * wealth.std(ddof=1) > LIMIT
