@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 EXAMPLES = {"fast": 4, "full": 60}
 """hypothesis examples per property test, by tier."""
 
+DEADLINES = {"fast": 60.0, "full": 900.0}
+"""Seconds in which a conformance test must be done, by tier."""
+
 JUDGES_REFUSALS = {"CONF-1"}
 """Its tests judge whether an engine may decline a drafter. CONF-2 is not among them: where the drafter is declined
 anyway, declining a broken checkpoint shows nothing."""
@@ -64,7 +67,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
-    group.addoption("--deadline", type=float, default=60.0, metavar="SECONDS", help="fail tests that hang; 0: wait")
+    group.addoption(
+        "--deadline",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="fail tests that hang; 0: wait (default: 60, in the full tier 900)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,7 +100,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _load_hypothesis_profile(examples, shrink=not config.getoption("--no-shrink"))
     _refuse_unknown_names(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
-    config.pluginmanager.register(Deadline(config.getoption("--deadline")), "draftproof-deadline")
+    deadline = config.getoption("--deadline")
+    if deadline is None:
+        deadline = DEADLINES[config.getoption("--tier")]
+    config.pluginmanager.register(Deadline(deadline), "draftproof-deadline")
 
 
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:

@@ -26,6 +26,7 @@ from harness.invariants.equal import equal_1, equal_2
 from harness.invariants.finish import finish_1, finish_1_alone, finish_2, finish_2_alone
 from harness.invariants.gram import gram_1
 from harness.invariants.kv import kv_1, kv_1_poison
+from harness.invariants.law import law_1, law_2, law_3, law_3_independent
 from harness.invariants.logp import LOGP_TOLERANCE, logp_1
 from harness.invariants.memory import alias_2
 from harness.invariants.pooled import alias_1_pooled
@@ -67,6 +68,10 @@ __all__ = [
     "judge",
     "kv_1",
     "kv_1_poison",
+    "law_1",
+    "law_2",
+    "law_3",
+    "law_3_independent",
     "logp_1",
     "offers",
     "sched_1",

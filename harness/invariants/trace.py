@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,11 @@ class VerifyRow:
 
 def key_of(run: Run, owner: str) -> Key:
     """`request id` or `request id#index` -> key. A request id that holds '#' itself wins over the split."""
-    if any(request.request_id == owner for request in run.requests):
+    return _key({request.request_id for request in run.requests}, owner)
+
+
+def _key(request_ids: Collection[str], owner: str) -> Key:
+    if owner in request_ids:
         return owner, 0
     request_id, mark, index = owner.rpartition("#")
     return (request_id, int(index)) if mark and index.isdecimal() else (owner, 0)
@@ -77,11 +81,12 @@ def rows_of(run: Run, step: StepTrace) -> Iterator[VerifyRow]:
     if verify is None or verify_flaw(verify) is not None:
         return
     drafts, emitted = verify.draft_token_ids.tolist(), verify.emitted.tolist()
+    ids = frozenset(request.request_id for request in run.requests)
     for row, owner in enumerate(verify.request_ids):
         yield VerifyRow(
             step=step.step,
             row=row,
-            key=key_of(run, owner),
+            key=_key(ids, owner),
             accept_len=verify.accept_lens[row],
             drafts=tuple(drafts[row]),
             emitted=tuple(emitted[row]),

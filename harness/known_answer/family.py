@@ -34,6 +34,12 @@ DTYPES: Mapping[str, torch.dtype] = {
 WALK_VOCAB, LAW_VOCAB = 64, 16
 WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
 """Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
+COIN_COLUMNS: Mapping[int, Mapping[int, float]] = {
+    6: {9: 0.70, 12: 0.22, 6: 0.08},
+    9: {12: 0.62, 6: 0.25, 9: 0.13},
+    12: {6: 0.76, 9: 0.17, 12: 0.07},
+}
+COIN_ERRS = (9,)
 OUTSIDE_DRAFT_VOCAB = 8
 """One token in so many is missing from the reduced draft vocabulary of EAGLE3; never id 0 or the last."""
 WITHOUT_CHECKPOINT: Mapping[str, Callable[[Target], Drafter]] = {
@@ -95,9 +101,22 @@ def walk(name: str, dtype: torch.dtype, *, perfect: bool = False, reaches_eos: b
 
 def law(name: str, dtype: torch.dtype, *, perfect: bool = False, eos_probability: float = 0.0, seed: int = 0) -> Family:
     """A soft law over 16 tokens, for sampling and logprobs. Drafters err after a quarter of the tokens."""
-    eos = markov.EOS_TOKEN_ID
-    soft = markov.soft_law(LAW_VOCAB, eos, seed, eos_probability)
+    soft = markov.soft_law(LAW_VOCAB, markov.EOS_TOKEN_ID, seed, eos_probability)
     errs_on = set() if perfect else set(range(1, LAW_VOCAB, 4))
+    return soft_family(name, dtype, soft, errs_on, perfect=perfect, seed=seed)
+
+
+def coin(name: str, dtype: torch.dtype, *, seed: int = 0) -> Family:
+    """A law over three tokens of 16: so few bins that goodness of fit needs few samples. One of the three is missing
+    from the reduced draft vocabulary."""
+    return soft_family(name, dtype, markov.coin_law(LAW_VOCAB, COIN_COLUMNS), set(COIN_ERRS), seed=seed)
+
+
+def soft_family(
+    name: str, dtype: torch.dtype, soft: torch.Tensor, errs_on: set[int], *, perfect: bool = False, seed: int = 0
+) -> Family:
+    """A Markov target with the law `soft` [16 next, 16 current] and its drafters."""
+    eos = markov.EOS_TOKEN_ID
     draft_vocab = range(LAW_VOCAB) if perfect else reduced_vocab(LAW_VOCAB)
     target = markov.MarkovTarget(soft, eos_token_id=eos, dtype=dtype, seed=seed)
     host = markov.MarkovTarget(
@@ -168,6 +187,7 @@ FAMILIES: Mapping[str, Callable[[torch.dtype], Family]] = {
     "law": lambda dtype: law("law", dtype),
     "law-perfect": lambda dtype: law("law-perfect", dtype, perfect=True),
     "law-eos": lambda dtype: law("law-eos", dtype, eos_probability=0.02),
+    "coin": lambda dtype: coin("coin", dtype),
     "census": lambda dtype: census("census", dtype),
     "census-perfect": lambda dtype: census("census-perfect", dtype, perfect=True),
     "census-stutter": lambda dtype: census("census-stutter", dtype, stutter=True),

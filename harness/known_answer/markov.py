@@ -8,8 +8,9 @@ residual entering each layer is different.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -72,6 +73,17 @@ def soft_law(vocab_size: int, eos_token_id: int, seed: int, eos_probability: flo
         law[eos_token_id] = torch.tensor(eos_probability, dtype=torch.float64).log()
     else:
         law[eos_token_id] = NEVER
+    return law
+
+
+def coin_law(vocab_size: int, columns: Mapping[int, Mapping[int, float]]) -> torch.Tensor:
+    """Log probabilities float64 [V next, V current] over the few tokens that `columns` names, as token -> next token ->
+    probability. The others get `NEVER` nats; after one of them comes what follows one of the few, in turn."""
+    few = sorted(columns)
+    law = torch.full((vocab_size, vocab_size), NEVER, dtype=torch.float64)
+    for token in range(vocab_size):
+        for other, probability in columns[token if token in columns else few[token % len(few)]].items():
+            law[other, token] = math.log(probability)
     return law
 
 

@@ -32,7 +32,7 @@ from harness.contract import (
 from harness.invariants.base import Violation, check
 from harness.known_answer import Drafter, Target
 from harness.workloads.known import Checkpoints, hidden_rows, known_family
-from harness.workloads.lanes import DrafterLane, factory_of
+from harness.workloads.lanes import DrafterLane, DraftMethod, factory_of
 from harness.workloads.runs import RunCache
 from harness.workloads.strategies import Batch
 
@@ -55,8 +55,8 @@ class ClosedFormDrafts:
 class Lane:
     """An engine and a drafter.
 
-    Set-ups are keywords: `family`, `k`, `script`, and any field of `EngineSetup`. Runs on a fresh engine are
-    remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
+    Set-ups are keywords: `family`, `k`, `script`, `draft_sample_method`, and any field of `EngineSetup`. Runs on a
+    fresh engine are remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
 
     `seeds` says how many times, with other prompts, each scenario is to run.
 
@@ -81,6 +81,7 @@ class Lane:
         self._kernels = kernels
         self._runs = runs or RunCache()
         self._capabilities: Capabilities | None = None
+        self._claims: dict[DraftMethod, frozenset[str]] = {}
         self._door: str | None = None
 
     def __repr__(self) -> str:
@@ -101,6 +102,13 @@ class Lane:
             self._capabilities = engine.capabilities
             engine.close()
         return self._capabilities
+
+    def claims(self, draft_sample_method: DraftMethod) -> frozenset[str]:
+        """The features that the engine claims when it drafts that way. Raises `Refused` when it does not."""
+        if draft_sample_method not in self._claims:
+            with self.start(draft_sample_method=draft_sample_method) as engine:
+                self._claims[draft_sample_method] = engine.capabilities.features
+        return self._claims[draft_sample_method]
 
     def knock(self) -> None:
         """Raises `Refused` when the engine declines this drafter in its plainest set-up."""
@@ -138,6 +146,7 @@ class Lane:
         k: int = 3,
         script: Script | None = None,
         speculative: bool = True,
+        draft_sample_method: DraftMethod = "greedy",
         **changes: Any,
     ) -> EngineSetup:
         """The lane's set-up. `speculative=False` leaves the drafter out: same target, same everything."""
@@ -146,7 +155,7 @@ class Lane:
         if self.spec.scripted and script is None:
             script = ClosedFormDrafts(family, dtype, self.spec.folder)
         changes = {"context_length": CONTEXT_LENGTH, "kernels": self._kernels, **changes}
-        drafter = self.spec.drafter(k, directory, script) if speculative else None
+        drafter = self.spec.drafter(k, directory, script, draft_sample_method) if speculative else None
         return EngineSetup(target=directory / self.spec.target_folder(), drafter=drafter, **changes)
 
     @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.contract import DrafterSetup, EngineFactory, Script
 from harness.engines import engine_factory
@@ -20,6 +20,9 @@ AT_THE_DOOR = {
     "initial value",
 }
 """Invariants about starting an engine: there is no run that a function could judge."""
+
+DraftMethod = Literal["greedy", "probabilistic"]
+"""How the drafts of sampled requests are chosen: `DrafterSetup.draft_sample_method`."""
 
 NEEDS_DRAFTS = frozenset({"SHAPE-1", "COUNT-2", "ACCEPT-1", "ACCEPT-2"})
 NEEDS_AUX = frozenset({"STATE-2"})
@@ -81,7 +84,9 @@ class DrafterLane:
     def target_folder(self) -> str:
         return self.folder if self.within_target else "target"
 
-    def drafter(self, k: int, family: Path, script: Script | None) -> DrafterSetup | None:
+    def drafter(
+        self, k: int, family: Path, script: Script | None, draft_sample_method: DraftMethod = "greedy"
+    ) -> DrafterSetup | None:
         """k drafts in a chain; or a tree, k deep, of `topk * k` nodes: fewer than it could have, so some are cut."""
         if self.method is None:
             return None
@@ -92,6 +97,7 @@ class DrafterLane:
             num_steps=k,
             topk=self.topk,
             num_draft_tokens=1 + self.topk * k,
+            draft_sample_method=draft_sample_method,
             script=script,
             **self.options,
         )

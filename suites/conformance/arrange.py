@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import assume
 
-from harness.contract import Request, Run
+from harness.contract import Refused, Request, Run
 from harness.invariants import offers
 from harness.known_answer import FAMILIES
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
+from harness.workloads.lanes import DraftMethod
+from harness.workloads.laws import seeded_batch
 from harness.workloads.scenarios import SCENARIOS
 from harness.workloads.strategies import Batch, batches
 from harness.workloads.vocabulary import Vocabulary
@@ -77,3 +80,21 @@ def capped(request: Request, max_new_tokens: int) -> Request:
     sampling = request.sampling
     least = min(sampling.min_new_tokens, max_new_tokens)
     return replace(request, sampling=replace(sampling, max_new_tokens=max_new_tokens, min_new_tokens=least))
+
+
+LAW_IDS = (3, 7, 12)
+"""Three tokens of the families "law"."""
+
+
+def sampled_batch(lane: Lane, method: DraftMethod) -> Batch:
+    """Seeded requests of every kind that the engine claims, greedy ones among them."""
+    claimed = lane.claims(method)
+    if "seed" not in claimed:
+        raise Refused("seed: not claimed in this set-up, so no sampled request comes out twice")
+    return seeded_batch(claimed, LAW_IDS)
+
+
+def run_sampled(lane: Lane, batch: Batch, method: DraftMethod, **changes: Any) -> Run:
+    """The batch in the family "law", in the set-up of the batch but for `changes`."""
+    setup = {"family": "law", "draft_sample_method": method, "k": batch.k, "warm": batch.warm, **batch.setup}
+    return lane.run(batch.requests, **{**setup, **changes})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 
+from harness.contract import Request, Run, SamplingParams
 from harness.invariants import logp_1
+from harness.invariants.blocks import places
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
+from harness.workloads.lanes import DraftMethod
+from harness.workloads.laws import COIN_IDS, DRAFT_METHODS, NUM_STEPS
 from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
-from suites.conformance.arrange import MakeBatch, offering, scenarios, watched
+from suites.conformance.arrange import MakeBatch, offering, run_sampled, sampled_batch, scenarios, watched
 
 LAW = vocabulary("law")
 
@@ -30,3 +35,38 @@ def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
 def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatch) -> None:
     for _, run in scenarios(lane, vocabulary(family), [make], watched):
         lane.check(logp_1(run, lane.target(family).logprobs))
+
+
+@pytest.mark.invariant("LOGP-1")
+@pytest.mark.parametrize("method", DRAFT_METHODS)
+def test_rows_of_sampled_requests_in_every_place_of_a_block(lane: Lane, method: DraftMethod) -> None:
+    """Accepted, recovered and bonus tokens, at each depth, of requests with every processor; prompts and n best too."""
+    run = run_sampled(lane, sampled_batch(lane, method), method)
+    lane.check(logp_1(run, lane.target("law").logprobs))
+    if lane.speculative:
+        steps = range(NUM_STEPS)
+        due = {*((place, kind) for place in steps for kind in ("accepted", "recovered")), (NUM_STEPS, "bonus")}
+        assert covered(run) >= due
+
+
+def covered(run: Run) -> set[tuple[int, str]]:
+    """Places in the block, and what came there, of tokens with a logprob row."""
+    return {
+        (place.place, place.kind)
+        for done in run.completions
+        if done.logprobs is not None
+        for place in places(run, done)
+    }
+
+
+@pytest.mark.invariant("LOGP-1")
+def test_equal_probabilities_are_no_order(lane: Lane) -> None:
+    """In the family "coin" thirteen tokens are equally unlikely: three of them are among the six best, whichever."""
+    lane.needs("logprobs")
+    sampling = SamplingParams(max_new_tokens=6, logprobs=6)
+    requests = [Request(request_id=f"q{i}", prompt_token_ids=COIN_IDS[i:], sampling=sampling) for i in range(2)]
+    run = lane.run(requests, family="coin", k=NUM_STEPS)
+    law = lane.target("coin").logprobs
+    lane.check(logp_1(run, law))
+    ties = torch.unique(law(COIN_IDS), return_counts=True)[1].max()
+    assert int(ties) == 13

@@ -1,0 +1,126 @@
+"""LAW: sampled requests have the law that they asked for, token by token and block by block, and seeds bind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.contract import Request, Run
+from harness.invariants import Violation, law_1, law_2, law_3, law_3_independent
+from harness.oracles.evidence import Evidence
+from harness.workloads.lane import Lane
+from harness.workloads.lanes import DraftMethod
+from harness.workloads.laws import (
+    COIN_IDS,
+    DRAFT_METHODS,
+    GROUPS,
+    NUM_STEPS,
+    PLANS,
+    Plan,
+    RequestedLaw,
+    copies,
+    independence_alpha,
+    kinds,
+    law_alpha,
+    many_at_once,
+    num_tests,
+    rounds,
+)
+from harness.workloads.strategies import Batch, tight_pool
+from suites.conformance.arrange import LAW_IDS, RecordExamples, run_sampled, sampled_batch
+
+METHODS = pytest.mark.parametrize("method", DRAFT_METHODS)
+
+
+@pytest.fixture
+def tier(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--tier"))
+
+
+def troubled(batch: Batch) -> dict[str, Any]:
+    """Prefills in chunks, padded batches, a pool in which requests must be preempted."""
+    pages = tight_pool(batch.requests, 4, batch.k, 12)
+    return {"chunk_size": 5, "page_size": 4, "num_pages": pages, "max_running": 12, "batch_buckets": (3, 12)}
+
+
+@pytest.mark.invariant("LAW-1")
+@METHODS
+def test_nothing_impossible_is_emitted(lane: Lane, method: DraftMethod) -> None:
+    batch = sampled_batch(lane, method)
+    law = RequestedLaw(lane.target("law"), lane.capabilities)
+    for changes in ({}, troubled(batch)):
+        lane.check(law_1(run_sampled(lane, batch, method, **changes), law))
+
+
+@pytest.mark.invariant("LAW-3")
+@METHODS
+def test_a_seed_gives_the_same_output(
+    lane: Lane, method: DraftMethod, tier: str, record_examples: RecordExamples
+) -> None:
+    """Again, among others in another order, in chunks and preempted, with overlap, and alone."""
+    batch = sampled_batch(lane, method)
+    run = run_sampled(lane, batch, method)
+    ways: dict[str, Any] = {"again and warm": {"warm": True}, "troubled": troubled(batch), "overlap": {"overlap": True}}
+    for name, changes in ways.items():
+        variant = run_sampled(lane, batch, method, **changes)
+        lane.check(law_3(run, variant, name=name, accept_lens=lane.speculative))
+    lane.check(law_3(run, run_sampled(lane, replace(batch, requests=batch.requests[::-1]), method), name="reversed"))
+    if lane.capabilities.grey_box:
+        assert any(step.preempted for step in run_sampled(lane, batch, method, **troubled(batch)).steps)
+    for request in some(batch.requests, tier):
+        alone = run_sampled(lane, replace(batch, requests=(request,)), method)
+        lane.check(law_3(run, alone, name="alone", accept_lens=lane.speculative))
+        record_examples(1)
+
+
+def some(requests: tuple[Request, ...], tier: str) -> tuple[Request, ...]:
+    """The sampled ones, all of them in the full tier, else every eighth."""
+    sampled = tuple(request for request in requests if not request.sampling.greedy)
+    return sampled if tier == "full" else sampled[::8]
+
+
+@pytest.mark.invariant("LAW-3")
+@METHODS
+def test_without_a_seed_copies_differ(lane: Lane, method: DraftMethod) -> None:
+    twins = copies(lane.claims(method), LAW_IDS)
+    run = lane.run(twins, family="law", k=NUM_STEPS, draft_sample_method=method)
+    lane.check(law_3_independent(run, RequestedLaw(lane.target("law"), run.capabilities), independence_alpha()))
+
+
+ControlArms = dict[tuple[str, str, str, Plan], list[Violation]]
+
+
+@pytest.fixture(scope="session")
+def control_arms() -> ControlArms:
+    """What LAW-2 found without speculation, by engine, target, group and plan: lanes of one target share it."""
+    return {}
+
+
+@pytest.mark.invariant("LAW-2")
+@METHODS
+@pytest.mark.parametrize("group", GROUPS)
+def test_goodness_of_fit(lane: Lane, method: DraftMethod, group: str, tier: str, control_arms: ControlArms) -> None:
+    """Without speculation first: if that arm fails, it is reported, and speculation is not judged."""
+    plan = PLANS[tier][group]
+    arm = (lane.engine, lane.spec.target_folder(), group, plan)
+    if arm not in control_arms:
+        control_arms[arm] = misfits(lane, group, plan, speculative=False)
+    if lane.speculative or control_arms[arm]:
+        lane.check(misfits(lane, group, plan, control_arms[arm], draft_sample_method=method))
+
+
+def misfits(
+    lane: Lane, group: str, plan: Plan, control: list[Violation] | None = None, **setup: Any
+) -> list[Violation]:
+    """LAW-2 of unseeded requests of a group, mixed with greedy ones."""
+    with lane.start(family="coin", k=NUM_STEPS, **many_at_once(plan), **setup) as engine:
+        claims = engine.capabilities
+        wanted = kinds(claims.features, GROUPS[group])
+        runs: Iterator[Run] = rounds(engine, wanted, plan, COIN_IDS)
+        law = RequestedLaw(lane.target("coin"), claims)
+        evidence = partial(Evidence, plan.strength)
+        return law_2(runs, law, evidence, law_alpha(), num_tests(group), control or ())
