@@ -35,6 +35,7 @@ MARKERS = (
     "drafters(name, ...): run on these drafter lanes only",
     "real_model: needs a real checkpoint (make real-model)",
     "perf: a benchmark (make bench)",
+    "full: runs with --tier full only",
     "kernels: properties of the Triton kernels (make kernels)",
     "gpu: needs a CUDA device",
 )
@@ -45,7 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--engine", default="reference", metavar="NAME", help="engine under test (default: reference)")
     group.addoption("--drafter", action="append", default=[], metavar="LANE", help="only this drafter lane; repeatable")
     group.addoption("--invariant", action="append", default=[], metavar="ID", help="only this invariant; repeatable")
-    group.addoption("--tier", choices=sorted(EXAMPLES), default="fast", help="how many examples each property gets")
+    group.addoption(
+        "--tier", choices=sorted(EXAMPLES), default="fast", help="full: more examples of each property, and long sweeps"
+    )
     group.addoption(
         "--seeds",
         type=int,
@@ -157,12 +160,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what `--invariant` and `--drafter` ask for, and let property tests of one strategy see the same examples.
+    """Keep what was asked for, and let property tests of one strategy see the same examples.
 
     With one seed for all of them a lane can answer equal requests from its cache of runs.
     """
     wanted = set(config.getoption("--invariant"))
-    dropped = [item for item in items if (wanted and not wanted & set(invariant_ids(item))) or lane_of(item) == NO_LANE]
+    fast = config.getoption("--tier") == "fast"
+    dropped = [
+        item
+        for item in items
+        if (wanted and not wanted & set(invariant_ids(item)))
+        or lane_of(item) == NO_LANE
+        or (fast and item.get_closest_marker("full"))
+    ]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
@@ -213,6 +223,12 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
         lambda: reproduce.current_command(config),
         config.getoption("--kernels"),
     )
+
+
+@pytest.fixture(scope="session")
+def tier(request: pytest.FixtureRequest) -> str:
+    """fast or full: how much of a long sweep to run."""
+    return str(request.config.getoption("--tier"))
 
 
 @pytest.fixture
