@@ -140,6 +140,7 @@ def request(
         prompt_token_ids=prompt,
         sampling=SamplingParams(**fields),
         return_hidden_states=mixed and draw(st.booleans()),
+        num_speculative_tokens=draw(st.sampled_from((None, None, None, 0, 2))) if mixed else None,
         arrival_step=arrival,
         abort_step=abort,
     )

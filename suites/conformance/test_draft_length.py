@@ -69,7 +69,7 @@ def deserves(lane: Lane, run: Run, family: str, max_tokens: int | None = None) -
 
 
 @pytest.mark.invariant("ACCEPT-1", "EQUAL-1", "SHAPE-1", "SHAPE-2", "COUNT-2", "KV-1")
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_steps_that_change(lane: Lane, overlap: bool) -> None:
     lane.grey_box()
     words = words_of(lane)
@@ -129,7 +129,7 @@ def test_limits_of_requests(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("ACCEPT-1", "EQUAL-1")
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_up_to_the_end_of_the_context(lane: Lane, overlap: bool) -> None:
     """Caps that end at the context length or up to k + 1 before it."""
     lengths = (3, 9, 5, 12, 7, 10)
@@ -151,7 +151,7 @@ def shortened(drafter: DrafterSetup | None, folder: Path) -> DrafterSetup:
 
 @pytest.mark.invariant("ACCEPT-1", "EQUAL-1", "STATE-1")
 @pytest.mark.drafters(*OWN_CHECKPOINT)
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_past_the_end_of_the_drafters_context(lane: Lane, overlap: bool, tmp_path: Path) -> None:
     """Requests go on without drafts where the drafter's positions end, among neighbours that have some left."""
     lane.grey_box()

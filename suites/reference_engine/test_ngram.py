@@ -21,7 +21,7 @@ from suites.reference_engine.conftest import OpenLane
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     batch=st.lists(TOKENS, min_size=1, max_size=4),
     shortest=st.integers(1, 4),
