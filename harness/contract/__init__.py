@@ -19,6 +19,9 @@ from harness.contract.engine import (
     Run,
     Script,
 )
+from harness.contract.json_schema import json_expression
+from harness.contract.language import Reading, reading_of
+from harness.contract.regex import regex_expression
 from harness.contract.request import Action, Refused, Request, SamplingParams
 from harness.contract.trace import (
     PLACEHOLDER,
@@ -49,6 +52,7 @@ __all__ = [
     "OnStep",
     "PageLedger",
     "ProposeTrace",
+    "Reading",
     "Refused",
     "Request",
     "Run",
@@ -60,4 +64,7 @@ __all__ = [
     "TensorFacts",
     "Usage",
     "VerifyTrace",
+    "json_expression",
+    "reading_of",
+    "regex_expression",
 ]

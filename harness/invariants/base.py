@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 OBSERVED = frozenset(
     {"completion", "hidden", "logprobs", "accept_lens", "trace", "propose", "verify", "pages", "snapshots", "aux"}
-    | {"counters"}
+    | {"counters", "grammar"}
 )
 """What a run may offer. Other needs ("baseline", "known_answer", "runs") come as arguments."""
 
@@ -230,6 +230,9 @@ def offers(run: Run) -> frozenset[str]:
         "completion": True,
         "hidden": any(request.return_hidden_states for request in run.requests),
         "logprobs": asked_logprobs,
+        "grammar": any(
+            request.sampling.regex is not None or request.sampling.json_schema is not None for request in run.requests
+        ),
         "accept_lens": any(getattr(done, "accept_lens", None) is not None for done in run.completions),
         "counters": run.counters is not None,
         "trace": len(steps) > 0,
