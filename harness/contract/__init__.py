@@ -21,6 +21,9 @@ from harness.contract.engine import (
     Session,
     SteppedEngine,
 )
+from harness.contract.json_schema import json_expression
+from harness.contract.language import Reading, reading_of
+from harness.contract.regex import regex_expression
 from harness.contract.request import Action, ActionName, Refused, Request, SamplingParams
 from harness.contract.trace import (
     PLACEHOLDER,
@@ -52,6 +55,7 @@ __all__ = [
     "OnStep",
     "PageLedger",
     "ProposeTrace",
+    "Reading",
     "Refused",
     "Request",
     "Run",
@@ -65,4 +69,7 @@ __all__ = [
     "TensorFacts",
     "Usage",
     "VerifyTrace",
+    "json_expression",
+    "reading_of",
+    "regex_expression",
 ]

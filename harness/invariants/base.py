@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 OBSERVED = frozenset(
     {"completion", "hidden", "logprobs", "accept_lens", "trace", "propose", "verify", "pages", "snapshots", "aux"}
-    | {"counters", "layer_states", "pooled"}
+    | {"counters", "grammar", "layer_states", "pooled"}
 )
 """What a run may offer. Other needs ("baseline", "known_answer", "runs") come as arguments."""
 
@@ -232,6 +232,9 @@ def offers(run: Run) -> frozenset[str]:
         "pooled": any(request.pooled_hidden is not None for request in run.requests),
         "logprobs": asked_logprobs,
         "layer_states": run.setup.drafter is not None and len(run.setup.drafter.aux_layer_ids) > 0,
+        "grammar": any(
+            request.sampling.regex is not None or request.sampling.json_schema is not None for request in run.requests
+        ),
         "accept_lens": any(getattr(done, "accept_lens", None) is not None for done in run.completions),
         "counters": run.counters is not None,
         "trace": len(steps) > 0,

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from harness.contract import Completion, Request, Run, SamplingParams
-from harness.contract.json_schema import json_expression
-from harness.contract.language import Reading, reading_of
-from harness.contract.regex import regex_expression
+from harness.contract import (
+    Completion,
+    Reading,
+    Request,
+    Run,
+    SamplingParams,
+    json_expression,
+    reading_of,
+    regex_expression,
+)
 from harness.invariants.base import Key, Misuse, Violation, blame, invariant
 from harness.invariants.checkpoint import eos_token_ids as stored_eos
 from harness.invariants.trace import VerifyRow, counted_rows, verify_rows
@@ -35,7 +41,7 @@ def grammar_of(sampling: SamplingParams) -> Reading | None:
     "GRAM-1",
     statement="every emitted prefix is accepted by the grammar; draft tokens after a terminated or violated grammar "
     "are never committed",
-    needs={"completion"},
+    needs={"completion", "grammar"},
 )
 def gram_1(
     run: Run, detokenize: Detokenize | None = None, eos_token_ids: Collection[int] | None = None
@@ -45,10 +51,9 @@ def gram_1(
     eos = stored_eos(run) if eos_token_ids is None else frozenset(eos_token_ids)
     found, out = sound_completions("GRAM-1", run)
     rows, flaws = verify_rows("GRAM-1", run)
+    out += flaws
     counted = counted_rows(rows)
     constrained = [(request, key, grammar_of(request.sampling)) for request, key in wanted_keys(run)]
-    if any(grammar for *_, grammar in constrained):
-        out += flaws
     for request, key, grammar in constrained:
         if grammar is not None and key in found:
             done = found[key]

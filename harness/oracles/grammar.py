@@ -6,10 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from numpy.typing import ArrayLike
 
-from harness.contract import SamplingParams
-from harness.contract.json_schema import json_expression
-from harness.contract.language import Reading, reading_of
-from harness.contract.regex import regex_expression
+from harness.contract import Reading, SamplingParams, json_expression, reading_of, regex_expression
 from harness.oracles.sampling import History, NothingLeft, next_token_law
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -66,9 +67,10 @@ def grammatical(vocabulary: Vocabulary, seed: int = 0) -> tuple[Request, ...]:
     )
 
 
-def expected(request: Request, family: str, target: Target | None = None) -> Completion:
+@cache
+def expected(request: Request, family: str) -> Completion:
     """What a greedy request must come to: the target's law, masked by the language of its grammar."""
-    target = target or known_family(family).target
+    target = known_family(family).target
     eos = (target.eos_token_id,)
     stream = masked_stream(_law(target), request.sampling, request.prompt_token_ids, texts_of(target), eos)
     text = _text(texts_of(target))

@@ -176,6 +176,27 @@ def test_finish_2_wants_a_stop_on_the_cap_to_be_a_stop() -> None:
     assert_red(finish_2(exact, longer(), EOS), "FINISH-2", "finish reason", request_id="b", expected="stop")
 
 
+MASKS: list[dict[str, Any]] = [
+    {"regex": "lkfm~"},
+    {"json_schema": "{}"},
+    {"allowed_token_ids": (11, 10, 5, 12)},
+    {"bad_words": ((9,),)},
+    {"logit_bias": ((3, -float("inf")),)},
+]
+
+
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_masks_may_leave_nothing(masks: dict[str, Any]) -> None:
+    """Then the engine alone can end the request; a cap on the last token comes first."""
+    dry = both(asked(**masks, max_new_tokens=9), ended(B[:4], "abort"))(good_run())
+    assert finish_1_alone(dry, EOS) == []
+    for cap, reason in ((3, "length"), (4, "length"), (5, "abort")):
+        short = both(asked(**masks, max_new_tokens=cap), ended(B[: min(cap, 4)], reason))(good_run())
+        assert finish_2(short, dry, EOS) == []
+        other = completion("b", finish_reason="abort" if reason == "length" else "length")(short)
+        assert_red(finish_2(other, dry, EOS), "FINISH-2", "finish reason", request_id="b", expected=reason)
+
+
 def test_finish_2_refuses_runs_in_the_wrong_order() -> None:
     with pytest.raises(Misuse, match="swap the runs"):
         finish_2(longer(), good_run())

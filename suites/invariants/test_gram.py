@@ -67,7 +67,8 @@ def test_what_the_grammar_accepts_is_green(grammar: dict[str, str]) -> None:
 
 
 def test_requests_without_a_grammar_are_not_judged() -> None:
-    assert judged(completion("a", text="{")) == []
+    assert judged(both(asked("b", regex=SPELLS), completion("a", text="{"))) == []
+    assert_red(judged(completion("a", text="{")), "GRAM-1", "does not offer 'grammar'")
 
 
 RED: list[tuple[str, Corruption, str, dict[str, Any]]] = [

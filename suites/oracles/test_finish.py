@@ -22,6 +22,14 @@ def text_of(tokens: tuple[int, ...]) -> str:
 STREAM = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
+def test_a_stream_that_runs_dry_is_aborted_behind_its_last_token() -> None:
+    for cap, reason in ((3, "length"), (4, "abort")):
+        end = finish((0, 1, 2), SamplingParams(max_new_tokens=cap), detokenize=text_of, runs_dry=True)
+        assert end == Finish((0, 1, 2), reason, "abc")
+    with pytest.raises(ValueError, match="stream of 3"):
+        finish((0, 1, 2), SamplingParams(max_new_tokens=4))
+
+
 @pytest.mark.parametrize(
     ("params", "expected"),
     [

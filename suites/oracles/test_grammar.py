@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.contract import SamplingParams
-from harness.contract.json_schema import json_expression
-from harness.contract.language import reading_of
-from harness.contract.regex import regex_expression
+from harness.contract import SamplingParams, json_expression, reading_of, regex_expression
 from harness.oracles import canonical_grammar, following_ids, masked_stream
 
 PATTERNS = (

@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "allowed_token_ids": (0, 1, 2, 4),
     },
 }
-CHAINS = ((0, 1), (1, 1), (3, 0), (2, -1))
+CHAINS = ((0, 1), (1, 1), (2, -1))
 TREES: dict[str, tuple[Tokens, Tokens]] = {
     "under both": ((0, 1, 2, 0), (0, 0, 1, 2)),
     "deep and twins": ((1, 1, 0), (0, 0, 2)),
