@@ -17,6 +17,8 @@ from kernels.base import Backend, Choice, choose_backend
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 Script = Callable[[str, tuple[int, ...], int], Sequence[int]]
+Lateness = Callable[[int], int]
+"""Number of a launch -> how many results, its own included, may stay unprocessed after it."""
 
 
 def require(condition: bool, name: str, value: object, right: str) -> None:
@@ -114,8 +116,11 @@ class SpecConfig(_FromDict):
 class EngineConfig(_FromDict):
     """`page_size`, `chunk_size`, `context_length` in tokens; `num_pages` 0 = enough for max_running full requests.
 
-    `batch_buckets`: padded batch sizes, empty = none. `poison`: freed and unwritten KV holds a value that
-    no model computes. `trace`: steps tell what was launched and processed. `snapshots`: drafters remember their inputs.
+    `overlap`: a step is launched before the results of the last `overlap_depth` ones are processed; `lateness`, for
+    tests, says launch by launch how many of these really stay behind. `batch_buckets`: padded batch sizes, empty =
+    none. `poison`: freed and unwritten KV holds a value that no model computes. `trace`: steps tell what was launched
+    and processed. `snapshots`: drafters remember their inputs.
+
     `compile`: the target's decode pass goes through torch.compile, once for each batch size (see `batch_buckets`) and
     doubling of the context; each takes a quarter of a minute and, on a CPU, a C++ compiler. Results may differ from
     eager ones in the last bit. `cuda_graphs` records the same pass once for each of them and replays it. `kernels`:
@@ -133,6 +138,8 @@ class EngineConfig(_FromDict):
     chunk_size: int = 512
     prefix_cache: bool = True
     overlap: bool = False
+    overlap_depth: int = 1
+    lateness: Lateness | None = None
     batch_buckets: tuple[int, ...] = ()
     poison: bool = False
     trace: bool = False
@@ -144,7 +151,7 @@ class EngineConfig(_FromDict):
 
     def __post_init__(self) -> None:
         require(self.dtype in DTYPES, "dtype", self.dtype, f"must be one of {', '.join(DTYPES)}")
-        for name in ("context_length", "page_size", "max_running", "chunk_size"):
+        for name in ("context_length", "page_size", "max_running", "chunk_size", "overlap_depth"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         require(self.num_pages >= 0, "num_pages", self.num_pages, "must be 0 (automatic) or positive")
         buckets = self.batch_buckets
@@ -195,9 +202,9 @@ class EngineConfig(_FromDict):
 
     @property
     def slack_tokens(self) -> int:
-        """Tokens that a request may run past its cap on the device: the block cut by the finish, the step that
-        overlap had already launched, and the window after them."""
-        return self.max_accept_len + self.reserved_slots
+        """Tokens that a request may run past its cap on the device: the blocks of the steps whose results were not
+        processed, or the one cut by the finish, and the step after them."""
+        return self.max_accept_len * self.overlap_depth + self.reserved_slots
 
     @property
     def max_pages_per_request(self) -> int:

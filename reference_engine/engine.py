@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -82,7 +83,8 @@ class LLMEngine(LifeCycle):
         self.processor = OutputProcessor(
             self.target.config.eos_token_ids, self.detokenizer, config.max_accept_len - 1, self._layer_states
         )
-        self._in_flight: StepResult | None = None
+        self._in_flight: deque[StepResult] = deque()
+        self._launches = itertools.count()
         self._step = StepOutput()
         self._arrivals = itertools.count()
         self._live: dict[str, list[RequestState]] = {}
@@ -97,7 +99,7 @@ class LLMEngine(LifeCycle):
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._live) or self._in_flight is not None or bool(self._step.outputs)
+        return bool(self._live) or bool(self._in_flight) or bool(self._step.outputs)
 
     def requests(self) -> Iterable[RequestState]:
         return itertools.chain.from_iterable(self._live.values())
@@ -161,9 +163,9 @@ class LLMEngine(LifeCycle):
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """Launch the next batch and process results: of this launch, or under overlap scheduling of the one before."""
+        """Launch the next batch and process results: of this launch, or under overlap scheduling of earlier ones."""
         # What a grammar lets follow depends on the tokens before it, so those must be on the host before the launch.
-        if self._in_flight is not None and self._in_flight.batch.has_grammar:
+        if any(result.batch.has_grammar for result in self._in_flight):
             self._drain()
         batch = None if self.paused or self.asleep else self.scheduler.schedule(self._drain)
         if batch is None:
@@ -180,12 +182,10 @@ class LLMEngine(LifeCycle):
         self._mark_launched(batch)
         result = self.runner.launch(batch)
         step.launch = result.trace
-        if self.config.overlap:
-            before, self._in_flight = self._in_flight, result
-            if before is not None:
-                self._process(before)
-        else:
-            self._process(result)
+        self._in_flight.append(result)
+        late = self._late()
+        while len(self._in_flight) > late:
+            self._process(self._in_flight.popleft())
         for request, ended in zip(batch.requests, batch.ends_prefill, strict=False):
             if ended and request.row >= 0:
                 self.scheduler.share_prefix(request)
@@ -200,9 +200,15 @@ class LLMEngine(LifeCycle):
                 request.pending_tokens += min(batch.width, self.config.max_accept_len)
 
     def _drain(self) -> None:
-        if self._in_flight is not None:
-            result, self._in_flight = self._in_flight, None
-            self._process(result)
+        while self._in_flight:
+            self._process(self._in_flight.popleft())
+
+    def _late(self) -> int:
+        """How many results may stay unprocessed after this launch."""
+        config, launch = self.config, next(self._launches)
+        if not config.overlap:
+            return 0
+        return config.overlap_depth if config.lateness is None else min(config.lateness(launch), config.overlap_depth)
 
     def _process(self, result: StepResult) -> None:
         requests = result.batch.requests
