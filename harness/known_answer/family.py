@@ -35,11 +35,11 @@ WALK_VOCAB, LAW_VOCAB = 64, 16
 WALK_ERRS = (0, 1, 3, 7, 12, 20, 29, 41)
 """Where on its cycle the drafters of a walk err: runs between errors of 0 to 21 right drafts."""
 COIN_COLUMNS: Mapping[int, Mapping[int, float]] = {
-    6: {9: 0.70, 12: 0.22, 6: 0.08},
-    9: {12: 0.62, 6: 0.25, 9: 0.13},
-    12: {6: 0.76, 9: 0.17, 12: 0.07},
+    0: {15: 0.70, 12: 0.22, 0: 0.08},
+    15: {12: 0.62, 0: 0.25, 15: 0.13},
+    12: {0: 0.76, 15: 0.17, 12: 0.07},
 }
-COIN_ERRS = (9,)
+COIN_ERRS = (15,)
 OUTSIDE_DRAFT_VOCAB = 8
 """One token in so many is missing from the reduced draft vocabulary of EAGLE3; never id 0 or the last."""
 WITHOUT_CHECKPOINT: Mapping[str, Callable[[Target], Drafter]] = {

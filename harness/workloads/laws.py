@@ -33,7 +33,7 @@ INDEPENDENCE_SHARE = 0.1
 DRAFT_METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
 NUM_STEPS = 2
 """Drafts per step: a first, a middle and a bonus place in the block."""
-COIN_IDS = (6, 9, 12)
+COIN_IDS = (0, 15, 12)
 """The three tokens of the family "coin"."""
 SHORT = 6
 """Tokens of a request whose law depends on what it has said: later, all has been said."""

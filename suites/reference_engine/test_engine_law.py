@@ -7,7 +7,6 @@ By the chain rule so has the block. That no coin decides twice is for `test_samp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from harness.contract import Refused
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.laws import DRAFT_METHODS, NUM_STEPS
-from kernels import verify_chain_sampled
+from kernels import mass
 from reference_engine.drafters import base
 from reference_engine.sampling import sampler
 from reference_engine.sampling.processors import SamplingBatch
@@ -104,12 +103,14 @@ def in_processor(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def in_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = verify_chain_sampled.draw_residual
+    """What is drawn in the place of a rejected draft has another law: not everything is allowed there."""
+    right = mass.draw_of
 
-    def draw_residual(p: torch.Tensor, q: Any, scale: torch.Tensor, rejected: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return right(torch.where(rejected[:, None] >= 0, shifted(p), p), q, scale, rejected, *rest)
+    def draw_of(masses: torch.Tensor, allowed: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        law = masses / masses.sum(-1, keepdim=True)
+        return right(torch.where(allowed.all(-1, keepdim=True), law, shifted(law)), allowed, uniform)
 
-    monkeypatch.setattr(verify_chain_sampled, "draw_residual", draw_residual)
+    monkeypatch.setattr(mass, "draw_of", draw_of)
 
 
 def in_draft_probs(monkeypatch: pytest.MonkeyPatch) -> None:
