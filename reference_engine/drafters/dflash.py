@@ -107,7 +107,8 @@ class DFlashDrafter(LogitsDrafter):
             valid=positions < self.context_length if self.cramped(inputs) else None,
             positions=positions,
             window_start=start,
-            window_mask=torch.ones(len(start), size, size, dtype=torch.bool, device=start.device),
+            # What lies past the last position is not written, so nobody looks at it.
+            window_mask=(positions < self.context_length)[:, None].expand(-1, size, -1),
         )
         masks = next_token_ids.new_full((len(start), size - 1), self.mask_token_id)
         x = F.embedding(torch.cat([next_token_ids[:, None], masks], dim=1).flatten(), self.target.embed_tokens)

@@ -33,7 +33,7 @@ from suites.conformance.arrange import ROWS, WALK
 
 SPECULATIVE = [name for name, spec in LANES.items() if spec.speculative]
 CHAINS = [name for name in SPECULATIVE if LANES[name].topk == 1]
-OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
+OWN_POSITIONS = [name for name, spec in LANES.items() if spec.loads_checkpoint and spec.own_positions]
 K, ARRIVAL = 4, 3
 LIMIT = 20
 """Positions that a drafter has whose context ends before that of its target."""
@@ -150,7 +150,7 @@ def shortened(drafter: DrafterSetup | None, folder: Path) -> DrafterSetup:
 
 
 @pytest.mark.invariant("ACCEPT-1", "EQUAL-1", "STATE-1")
-@pytest.mark.drafters(*OWN_CHECKPOINT)
+@pytest.mark.drafters(*OWN_POSITIONS)
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.full), True])
 def test_past_the_end_of_the_drafters_context(lane: Lane, overlap: bool, tmp_path: Path) -> None:
     """Requests go on without drafts where the drafter's positions end, among neighbours that have some left."""
