@@ -162,6 +162,9 @@ class DenseFrozen(DenseDrafter):
 
 
 class DenseDFlash(DenseDrafter):
+    causal = False
+    """True is what a block must not be."""
+
     def features(self, tokens: Sequence[int]) -> Rows:
         """`hidden_norm(fc(...))` of the outputs of the target layers that the drafter's config names."""
         entering = target_states(*self.target, tokens, self.layers.dtype).entering
@@ -180,7 +183,8 @@ class DenseDFlash(DenseDrafter):
         return x, Layers(*self.target, self.layers.dtype).linear("lm_head", x)
 
     def _attend(self, prefix: str, block: Rows, context: Rows) -> Rows:
-        """Attention of the block over the context and all of itself; row j of the two stands at position j."""
+        """Attention of the block over the context and all of itself; row j of the two stands at position j. A causal
+        block looks as far as each row itself."""
         dim, theta, both = int(self.config["head_dim"]), float(self.config["rope_theta"]), torch.cat([context, block])
         query, key, value = (
             self.layers.linear(f"{prefix}.{name}_proj", both).view(len(both), -1, dim) for name in "qkv"
@@ -189,7 +193,11 @@ class DenseDFlash(DenseDrafter):
         key = rotate(self.layers.norm(f"{prefix}.k_norm", key), theta)
         group = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        peaks = wide(torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim)).softmax(-1).to(block.dtype)
+        scores = wide(torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim))
+        if self.causal:
+            ahead = torch.ones(len(block), len(both), dtype=torch.bool).triu(len(context) + 1)
+            scores = scores.masked_fill(ahead, -torch.inf)
+        peaks = scores.softmax(-1).to(block.dtype)
         mixed = torch.einsum("hqk,khd->qhd", peaks, value)
         return self.layers.linear(f"{prefix}.o_proj", mixed.reshape(len(block), -1))
 

@@ -117,6 +117,15 @@ def test_dflash_needs_each_target_layer_in_its_place(families, family, ids):
     assert dense_accept_lens(built, prompt, 8, 3, witness=wrong) != built.accept_lens(prompt, 8, 3)
 
 
+def test_a_census_block_must_not_be_causal(families):
+    built = families("census", "float32").drafters["dflash"]
+    wrong = dense(built)
+    wrong.causal = True
+    prompt = built.target.prompt(5, seed=3, owner=2)
+    for k in (1, 3):
+        assert dense_accept_lens(built, prompt, 12, k, witness=wrong) != built.accept_lens(prompt, 12, k)
+
+
 @pytest.mark.parametrize("ids", [(1, 1, 3), (2, 1, 3), (1, 3, 2), (0, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize("family", ["walk", "census"])
 def test_eagle3_needs_each_auxiliary_layer_in_its_place(families, family, ids):

@@ -36,8 +36,8 @@ TARGET_LAYER_IDS = (0, 1, 2)
 """Layers of the target whose output is read."""
 DISAGREEMENT = 8.0
 """What a feature row holds of each difference between the tokens that two target layers name."""
-EARLIER_ONLY = 50.0
-"""Key by which rows of the block fall behind all committed tokens, for queries that are to see those alone."""
+EARLIER_ONLY = 5.0
+"""Key by which rows of the block fall behind all committed tokens, or come before them, as a query wants it."""
 
 
 def dflash_config(target: Target, shape: Shape, dtype: torch.dtype) -> Config:
@@ -177,7 +177,8 @@ class MarkovDFlash(Drafter):
 class CensusDFlash(Drafter):
     """Feature row: p in the block of the previous token, and the constants. In the first layer each mask token counts
     the feature rows and copies the token LAG back from the one before its own. What that token stands for is a guess
-    from the second draft on: the first of every pair follows.
+    from the second draft on: the first of every pair follows. The second layer writes it into the block of the previous
+    token, which the target's head does not read, and its MLP into the code.
     """
 
     method = "DFLASH"
@@ -193,15 +194,15 @@ class CensusDFlash(Drafter):
         for _ in range(1, NUM_DRAFTS):
             last = self.stand_ins[-1]
             self.stand_ins.append(tuple(self.rule.meaning[alphabets.successors[token][0][0]] for token in last))
-        self._lost = self._halfway.index(target.codes[0][target.eos_token_id])
+        self._lost = target.final_codes.index(target.codes[0][target.eos_token_id])
         """What the masks take the bonus token for when that is the mask token."""
         self.shape = Shape(
             vocab_size=size,
             hidden_size=HIDDEN_SIZE,
             intermediate_size=max(size, len(self.rule.pairs)),
             num_layers=2,
-            num_heads=NUM_DRAFTS,
-            num_kv_heads=1,
+            num_heads=2 * NUM_DRAFTS,
+            num_kv_heads=2,
             head_dim=HEAD_DIM,
         )
         self.config = dflash_config(target, self.shape, target.dtype)
@@ -213,7 +214,10 @@ class CensusDFlash(Drafter):
         for index in layout.constants:
             fc[index, index] = 1.0
         masks = [
-            Entry((layout.current + eos, layout.code + half), code_move(layout.code, half, code))
+            Entry(
+                (layout.current + eos, layout.previous + half),
+                ((layout.previous + half, -1.0), (layout.code + code, 1.0)),
+            )
             for half, code in zip(self._halfway, self._census.final_codes, strict=True)
         ]
         weights = {
@@ -228,13 +232,14 @@ class CensusDFlash(Drafter):
         return weights | {f"{name}.weight": blocks.norm(shape, SQUARED_NORM) for name in norms}
 
     def _pair_entries(self) -> list[Entry]:
-        """Where p and x fit, the code of x becomes that of the token whose decoy is what x means."""
+        """Where p and x fit, and a mask token follows, the code of x becomes that of the token whose decoy is what x
+        means."""
         layout, rule, codes = self._census.layout, self.rule, self._census.codes[0]
         ordinary = [token for token in range(self.target.vocab_size) if token != self.target.eos_token_id]
         standing_for = {rule.decoy[token]: token for token in ordinary}
         return [
             Entry(
-                (layout.current + x, layout.previous + p),
+                (layout.current + x, layout.previous + p, layout.mark),
                 code_move(layout.code, codes[x], codes[standing_for[rule.meaning[x]]]),
             )
             for p, x in rule.pairs
@@ -242,23 +247,32 @@ class CensusDFlash(Drafter):
         ]
 
     def _read_features(self, prefix: str) -> Weights:
-        """Head 0 counts the feature rows, head 1 looks LAG + 1 back among them, head 2 one back."""
+        """Head 0 counts the feature rows, head 1 looks LAG + 1 back among them; head 2 looks one ahead in the block,
+        and marks the row when a mask token is there (or when the row is the last, a mask token's own). The first head
+        of the other KV head, whose keys tell no rows apart, looks one back."""
         layout, dim = self._census.layout, HEAD_DIM
         weights, constant = blocks.attention(prefix, self.shape), layout.constants[-1]
         back, key = blocks.lag_vectors(dim, LAG + 1, ROPE_THETA, BAND)
         one_back, _ = blocks.lag_vectors(dim, 1, ROPE_THETA, BAND)
+        ahead, _ = blocks.lag_vectors(dim, -1, ROPE_THETA, BAND)
         key, slow = key / key.max(), dim // 2 - 1  # the rotary frequency that hardly turns within a block
         q, k = weights[f"{prefix}.q_proj.weight"], weights[f"{prefix}.k_proj.weight"]
         q[slow, constant] = 1 / CONSTANTS[-1]
         q[dim : 2 * dim, constant] = back / CONSTANTS[-1]
         q[dim + slow, constant] = float(key.sum()) / CONSTANTS[-1]
-        q[2 * dim : 3 * dim, constant] = one_back / CONSTANTS[-1]
-        k[:, constant] = key / CONSTANTS[-1]
+        q[2 * dim : 3 * dim, constant] = ahead / CONSTANTS[-1]
+        q[2 * dim + slow, constant] = -float(key.sum()) / CONSTANTS[-1]
+        q[NUM_DRAFTS * dim : (NUM_DRAFTS + 1) * dim, constant] = one_back / CONSTANTS[-1]
+        k[:, constant] = key.repeat(2) / CONSTANTS[-1]
         k[slow, layout.block(0)] = -EARLIER_ONLY
+        written = ((0, layout.histogram), (1, layout.lagged), (NUM_DRAFTS, layout.previous))
         for token in range(layout.vocab_size):
-            weights[f"{prefix}.v_proj.weight"][token, layout.previous + token] = 1.0
-            for head, block in enumerate((layout.histogram, layout.lagged, layout.previous)):
+            weights[f"{prefix}.v_proj.weight"][[token, dim + token], layout.previous + token] = 1.0
+            for head, block in written:
                 weights[f"{prefix}.o_proj.weight"][block + token, head * dim + token] = 1.0
+        free = layout.vocab_size  # the first value dimension behind the one-hot block
+        weights[f"{prefix}.v_proj.weight"][free, layout.current + self.target.eos_token_id] = 1.0
+        weights[f"{prefix}.o_proj.weight"][layout.mark, 2 * dim + free] = 1.0
         used = float(key.sum())
         return weights | query_norms(prefix, dim, used + used**2, used)
 
@@ -272,7 +286,7 @@ class CensusDFlash(Drafter):
             query, key = blocks.lag_vectors(dim, draft + 1, ROPE_THETA, BAND)
             heads = slice(draft * dim, (draft + 1) * dim)
             weights[f"{prefix}.q_proj.weight"][heads, constant] = query / CONSTANTS[-1]
-            weights[f"{prefix}.k_proj.weight"][:, constant] = key / key.max() / CONSTANTS[-1]
+            weights[f"{prefix}.k_proj.weight"][:dim, constant] = key / key.max() / CONSTANTS[-1]
             for token in range(layout.vocab_size):
                 if token == eos:
                     continue
@@ -280,14 +294,14 @@ class CensusDFlash(Drafter):
                 column = draft * dim + value
                 weights[f"{prefix}.v_proj.weight"][value, layout.code + codes[token]] = 1.0
                 out = weights[f"{prefix}.o_proj.weight"]
-                out[layout.code + codes[eos], column] -= 1.0
-                out[layout.code + self._halfway[stand_in[value]], column] += 1.0
+                out[layout.code + codes[eos], column] = -1.0
+                out[layout.previous + self._halfway[stand_in[value]], column] = 1.0
         used = float((key > 0).sum())
         return weights | query_norms(prefix, dim, used, used)
 
     def draft(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         require_history(tokens, 2, "DFLASH")
-        alphabets, fed = self.target.alphabets, tokens[:-1]
+        alphabets, fed = self._census.alphabets, tokens[:-1]
         before, token = tokens[-2:]
         fits = token in alphabets.followers(before)
         meaning = self.rule.meaning[token] if fits else self.rule.decoy[token]
