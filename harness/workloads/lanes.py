@@ -37,8 +37,8 @@ class DrafterLane:
     checkpoint holds the target as well. `aux`: the drafter reads auxiliary hidden states of the target.
     `without_checkpoint`: there is nothing to load, and so no drafter that equals the target either. What ACCEPT-2 says
     of such a one is asked of texts that make this drafter right every time; that acceptance must not drift is asked as
-    ever. `max_k`: the longest chain that there is. `own_positions`: the drafter computes rows at positions, which may end
-    before those of the target. `options`: further fields of `DrafterSetup`.
+    ever. `max_k`: the longest chain that there is. `own_positions`: its rows have positions, which may end before those
+    of the target. `options`: further fields of `DrafterSetup`.
     """
 
     name: str
