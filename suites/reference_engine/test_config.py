@@ -96,11 +96,7 @@ def test_a_mapping_makes_the_same_configuration() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-<<<<<<< HEAD
-        ({"method": "NOBODY"}, "method='NOBODY': known drafters are STANDALONE, EAGLE, EAGLE3, MTP,"),
-=======
         ({"method": "NONE-SUCH"}, "method='NONE-SUCH': known drafters are STANDALONE, EAGLE, EAGLE3, MTP"),
->>>>>>> ngram
         ({"model": None}, "model=None: EAGLE needs the folder of its draft head"),
         ({"model": None, "method": "STANDALONE"}, "model=None: STANDALONE needs the folder of a draft model"),
         ({"model": None, "method": "EAGLE3"}, "model=None: EAGLE3 needs the folder of its draft head"),
