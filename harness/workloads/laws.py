@@ -56,7 +56,7 @@ def processors(ids: Sequence[int]) -> dict[str, dict[str, Any]]:
         "repetition_penalty": {"repetition_penalty": 1.4},
         "presence_penalty": {"presence_penalty": 0.8},
         "frequency_penalty": {"frequency_penalty": 0.35},
-        "min_new_tokens": {"min_new_tokens": SHORT, "stop_token_ids": (c,)},
+        "min_new_tokens": {"min_new_tokens": SHORT // 2, "stop_token_ids": (c,)},
         "penalties": {"repetition_penalty": 1.2, "presence_penalty": -0.4, "frequency_penalty": 0.3, "top_p": 0.9},
     }
 

@@ -114,6 +114,8 @@ class Table:
 
     def __init__(self, kind: str) -> None:
         law = RequestedLaw(COIN, CLAIMS)
+        sampling = asked(kind, COIN_IDS[:1]).sampling
+        self.stops = [COIN_IDS.index(token) for token in sampling.stop_token_ids]
         parts = [self._part(law(asked(kind, (token,)), ())[list(COIN_IDS)]) for token in COIN_IDS]
         self.rows: dict[tuple[int, ...], int] = {}
         right, wrong, context = [], [], []
@@ -160,6 +162,7 @@ def looking_back(table: Table, samples: int, seed: int, chunks: int = 20) -> Flo
         first, second = np.broadcast_to(number // 3 % 3, (samples, size)), number % 3
         counts = np.zeros((samples, size, 3), dtype=np.int64)
         last = np.broadcast_to(second, (samples, size))
+        alive = np.ones((samples, size))
         for _ in range(SHORT):
             state = table.codes[first, second, counts[..., 0], counts[..., 1], counts[..., 2], last]
             assert (state >= 0).all()
@@ -170,11 +173,12 @@ def looking_back(table: Table, samples: int, seed: int, chunks: int = 20) -> Flo
             staked = right * (seen[rows, context] + prior) / np.maximum(due[rows, context] + prior, 1e-300)
             staked /= staked.sum(-1, keepdims=True)
             pick = (*np.indices(token.shape), token)
-            wealth += np.log(staked[pick] / right[pick]).sum(1)
-            np.add.at(seen, (rows, context, token), 1.0)
-            np.add.at(due, (np.broadcast_to(rows, context.shape), context), right)
+            wealth += (alive * np.log(staked[pick] / right[pick])).sum(1)
+            np.add.at(seen, (rows, context, token), alive)
+            np.add.at(due, (np.broadcast_to(rows, context.shape), context), right * alive[..., None])
             counts[pick] += 1
             last = token
+            alive = np.where(np.isin(token, table.stops), 0.0, alive)
     return wealth
 
 
