@@ -16,7 +16,7 @@ from suites.reference_engine.support import Method
 
 TOLERANCE = 1e-4
 """Of a probability: what cells too narrow to be hit may add up to."""
-PROMPT = (15, 0)
+PROMPT = (15,)
 
 
 Name = tuple[str, tuple[int, ...]]
