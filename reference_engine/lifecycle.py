@@ -165,8 +165,8 @@ class LifeCycle(ABC):
 
     @property
     def _within_target(self) -> bool:
-        """Whether the drafter comes with the target's files."""
-        return self.config.spec is not None and self.config.spec.model is None
+        """Whether the drafter's weights, if it has any, lie in the target's files."""
+        return self.config.spec is not None and self.config.spec.model in (None, self.config.model)
 
     @property
     def _num_positions(self) -> int:

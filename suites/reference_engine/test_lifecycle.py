@@ -105,6 +105,21 @@ def test_a_drafter_without_weights_has_nothing_to_read(open_lane: OpenLane) -> N
         LLMEngine(EngineConfig(model=setup.target, spec=spec)).reload_drafter()
 
 
+@pytest.mark.parametrize("method", ["MTP", "STANDALONE"])
+def test_a_drafter_in_the_targets_own_folder(open_lane: OpenLane, method: str) -> None:
+    """Named outright, as the folder of the drafter too."""
+    lane = open_lane("MTP" if method == "MTP" else "none")
+    target = lane.setup().target
+    spec = SpecConfig(method=method, model=target, num_steps=2, num_draft_tokens=3)
+    engine = LLMEngine(EngineConfig(model=target, spec=spec, context_length=64))
+    engine.reload_target()
+    engine.reload_drafter()
+    engine.add_request("a", PROMPT, SamplingParams(max_new_tokens=LENGTH))
+    tokens = Tokens()
+    tokens.take(engine)
+    assert tokens.of["a"] == list(lane.target().greedy(PROMPT, LENGTH))
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_paused_engine_lets_results_in_and_launches_nothing(open_lane: OpenLane, overlap: bool) -> None:
     engine = new_engine(open_lane, "EAGLE", overlap=overlap)
