@@ -7,16 +7,27 @@ tokens: the output ids were cut to the finished length, the hidden states were n
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
-from harness.contract import Completion
+from harness.contract import Completion, Request
 from harness.invariants import count_1, judge
 from harness.workloads.lane import Lane
 from reference_engine.batch import StepResult
 from reference_engine.output import OutputProcessor
 from reference_engine.request import RequestOutput, RequestState
-from suites.regressions.support import WITH_MODEL, asking, census, family_of, misattributed, observe, owners
+from suites.regressions.support import (
+    asking,
+    census,
+    errs,
+    family_of,
+    lanes,
+    long_enough,
+    misattributed,
+    observe,
+    owners,
+)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,16 +57,28 @@ def perfect(lane: Lane) -> str:
     return f"{family_of(lane)}-perfect" if lane.spec.may_equal_target else family_of(lane)
 
 
+def block_ends(lane: Lane, request: Request, k: int) -> set[int]:
+    """Lengths of the output at which a block of a chain of k ends; the last is not cut by the cap."""
+    cap = request.sampling.max_new_tokens
+    lens = lane.drafter(perfect(lane)).accept_lens(request.prompt_token_ids, cap, min(k, lane.spec.max_k or k))
+    return set(accumulate(lens, initial=1))
+
+
 def overran(done: Completion) -> int:
     """Tokens that the last block had behind the end."""
     return 1 + sum(done.accept_lens or ()) - len(done.token_ids)
 
 
-@pytest.mark.parametrize(("k", "overlap"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("k", "overlap"), [pytest.param(1, False, marks=pytest.mark.full), (3, True)])
 def test_caps_inside_the_last_block(drafter: Lane, k: int, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cap modulo k + 1, with a perfect drafter, so that blocks end at 1 + a multiple of k + 1."""
+    """Every cap modulo k + 1, with a perfect drafter, so that blocks end at 1 + a multiple of k + 1; where the drafter
+    errs, and they end anywhere, every other cap is moved on until it lies inside a block."""
     family = perfect(drafter)
-    requests = asking(drafter, [4 + extra for extra in range(k + 1)])
+    caps = [4 + extra for extra in range(k + 1)]
+    if errs(drafter):
+        longer = asking(drafter, [40] * len(caps))
+        caps[::2] = [min({*range(caps[i], 40)} - block_ends(drafter, longer[i], k)) for i in range(0, k + 1, 2)]
+    requests = asking(drafter, caps)
     setup = {"family": family, "k": k, "overlap": overlap}
     right = observe(drafter, requests, **setup)
     assert judge(right) + misattributed(drafter, right) == []
@@ -63,23 +86,22 @@ def test_caps_inside_the_last_block(drafter: Lane, k: int, overlap: bool, monkey
     plant(monkeypatch)
     run = observe(drafter, requests, **setup)
     cut = {done.request_id for done in run.completions if overran(done)}
-    assert owners(count_1(run)) == cut
-    if (
-        drafter.spec.topk == 1 and drafter.spec.may_equal_target
-    ):  # the best nodes of a tree need not hold a path of full length
-        assert cut == {r.request_id for r in requests if (r.sampling.max_new_tokens - 1) % (k + 1)}
+    assert owners(count_1(run)) == cut != set()
+    if drafter.spec.topk == 1:  # the best nodes of a tree need not hold a path of full length
+        assert cut == {r.request_id for r in requests if r.sampling.max_new_tokens not in block_ends(drafter, r, k)}
 
 
-@pytest.mark.parametrize("drafter", WITH_MODEL, indirect=True)
+@pytest.mark.parametrize("drafter", lanes(lambda spec: spec.max_k != 1), indirect=True)
 def test_stops_inside_a_block(drafter: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop at each place of a block of four. What is drafted from the text has mostly been said, and so not stopped,
-    before."""
-    plain = asking(drafter, [12] * 4)
-    streams = [census(drafter).greedy(request.prompt_token_ids, 12) for request in plain]
-    requests = [
-        replace(request, sampling=replace(request.sampling, stop_token_ids=(first_seen(stream, 3 + i),)))
-        for i, (request, stream) in enumerate(zip(plain, streams, strict=True))
-    ]
+    """A stop at each place of a block of four, or where the drafter errs, with something of its block behind it.
+
+    EXTRACT drafts the token that came last again, which would have stopped the request already.
+    """
+    requests: list[Request] = []
+    for i, request in enumerate(asking(drafter, long_enough(drafter, [12] * 8))):
+        stops = stops_in_a_block(drafter, request, earliest=3 + i % 4)
+        if stops and len(requests) < 4:
+            requests.append(replace(request, sampling=replace(request.sampling, stop_token_ids=stops[:1])))
     setup = {"family": perfect(drafter), "k": 3, "overlap": True}
     right = observe(drafter, requests, **setup)
     assert judge(right) + misattributed(drafter, right) == []
@@ -92,6 +114,11 @@ def test_stops_inside_a_block(drafter: Lane, monkeypatch: pytest.MonkeyPatch) ->
     assert owners(count_1(run)) == cut
 
 
-def first_seen(stream: tuple[int, ...], earliest: int) -> int:
-    """The first token from place `earliest` on that has not come before."""
-    return next(token for place, token in enumerate(stream) if place >= earliest and token not in stream[:place])
+def stops_in_a_block(lane: Lane, request: Request, earliest: int) -> tuple[int, ...]:
+    """Tokens of the output, from place `earliest` on, that have not come before; where the drafter errs, and blocks end
+    anywhere, those with something of their block behind them. Of text that was looked up most has been said before, and
+    there may be none."""
+    stream = census(lane).greedy(request.prompt_token_ids, request.sampling.max_new_tokens)
+    ends = block_ends(lane, request, 3) if errs(lane) else set()
+    places = range(earliest, len(stream))
+    return tuple(stream[i] for i in places if i + 1 not in ends and stream[i] not in stream[:i])
