@@ -231,7 +231,7 @@ class LLMEngine(LifeCycle):
     def _layer_states(self, request: RequestState) -> torch.Tensor | None:
         """What the drafter keeps of all tokens but the last; None where they were not all computed, or are gone."""
         num_rows = request.num_tokens - 1
-        if self.drafter is None or request.row < 0 or request.num_final < num_rows:
+        if request.row < 0 or self.drafter is None or request.num_final < num_rows:
             return None
         return self.drafter.layer_states(request.pages, num_rows)
 

@@ -136,7 +136,8 @@ class Run:
         """Drafting steps that were set when a step ran: those of the set-up, or of the last `set_num_steps`."""
         set_ = [action for action in self.actions if action.name == "set_num_steps" and action.step <= step]
         if set_:
-            last = max(set_, key=lambda action: action.step).value
+            # Of those at one step the last one counts: they are taken in the order given.
+            last = sorted(set_, key=lambda action: action.step)[-1].value
             assert isinstance(last, int)
             return last
         return self.setup.drafter.num_steps if self.setup.drafter is not None else 0

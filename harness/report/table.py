@@ -24,7 +24,8 @@ def render(scorecard: Scorecard, *, colour: bool) -> str:
     for engine in sorted({cell.engine for cell in scorecard.cells.values()}):
         cells = [cell for cell in scorecard.cells.values() if cell.engine == engine]
         console.print(f"engine {engine}: examples that passed", style="bold")
-        console.print(_table(cells))
+        for drafters in _panels(cells):
+            console.print(_table(cells, drafters))
     for cell in scorecard.cells.values():
         if cell.status != "pass":
             console.print(_line(cell), soft_wrap=False, overflow="ellipsis", no_wrap=True)
@@ -33,8 +34,23 @@ def render(scorecard: Scorecard, *, colour: bool) -> str:
     return console.file.getvalue()
 
 
-def _table(cells: Sequence[Cell]) -> Table:
-    drafters = list(dict.fromkeys(cell.drafter for cell in cells))
+def _panels(cells: Sequence[Cell]) -> list[list[str]]:
+    """The drafters, in as many tables as it takes to keep their names whole."""
+    room = _WIDTH - max(len(cell.invariant) for cell in cells)
+    panels: list[list[str]] = [[]]
+    for drafter in dict.fromkeys(cell.drafter for cell in cells):
+        if sum(_width(name) for name in (*panels[-1], drafter)) > room:
+            panels.append([])
+        panels[-1].append(drafter)
+    return panels
+
+
+def _width(drafter: str) -> int:
+    """Of its column: the name or the longest mark, and the space before it."""
+    return max(len(drafter), len("refused")) + 1
+
+
+def _table(cells: Sequence[Cell], drafters: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("invariant", no_wrap=True)
     for drafter in drafters:

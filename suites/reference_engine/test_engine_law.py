@@ -38,7 +38,8 @@ def test_every_place_of_a_block_has_its_law(open_lane: OpenLane, name: str, meth
     found = judged(lane, method, wanted)
     assert not wrong(found)
     depths = {(kind, len(path) - 1) for kind, path in found}
-    steps = range(NUM_STEPS + 1) if lane.speculative else range(1)
+    # What is drafted from the text alone may lie too far off its law to be accepted under every option.
+    steps = range(NUM_STEPS + 1) if lane.spec.may_equal_target else range(1)
     assert depths >= {(request.request_id, depth) for request in wanted for depth in steps}
 
 

@@ -29,7 +29,11 @@ def new_engine(open_lane: OpenLane, name: str, target: Path | None = None, **con
     spec = None
     if setup.drafter is not None:
         model = setup.drafter.model
-        spec = SpecConfig(method=setup.drafter.method, model=model, num_steps=2, num_draft_tokens=3)
+        options = dict(open_lane(name).spec.options)
+        steps = setup.drafter.num_steps
+        spec = SpecConfig(
+            method=setup.drafter.method, model=model, num_steps=steps, num_draft_tokens=steps + 1, **options
+        )
     return LLMEngine(EngineConfig(model=target or setup.target, spec=spec, context_length=64, **config))  # type: ignore[arg-type]
 
 

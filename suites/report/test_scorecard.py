@@ -83,6 +83,7 @@ def test_the_table_fits_a_terminal() -> None:
     scorecard.add(outcome("fail", drafter="EAGLE-tree", invariants=("ACCEPT-1",)))
     text = render(scorecard, colour=False)
     assert max(map(len, text.splitlines())) <= 80
+    assert all(f" {drafter} " in f" {text} ".replace("\n", " ") for drafter in LANES), "a name is broken"
     assert "\x1b" not in text
     assert "12345" in text
     assert "FAIL" in text
