@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.workloads.lane import Lane
     from harness.workloads.runs import RunCache
 
-EXAMPLES = {"fast": 4, "full": 60}
+EXAMPLES = {"fast": 3, "full": 60}
 """hypothesis examples per property test, by tier."""
 
 DEADLINES = {"fast": 60.0, "full": 1800.0}

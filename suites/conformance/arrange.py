@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume
 
 from harness.contract import Request, Run
@@ -21,6 +22,14 @@ from harness.workloads.laws import seeded_batch
 from harness.workloads.scenarios import SCENARIOS
 from harness.workloads.strategies import Batch, batches
 from harness.workloads.vocabulary import Vocabulary
+
+FULL = pytest.mark.full
+
+
+def tiered(values: Iterable[Any], *in_every_run: Any) -> list[Any]:
+    """Parameters of a test: those of `in_every_run` as they are, the others with `--tier full`."""
+    return [value if value in in_every_run else pytest.param(value, marks=FULL) for value in values]
+
 
 RecordExamples = Callable[[int], None]
 MakeBatch = Callable[..., Batch]

@@ -23,7 +23,7 @@ from harness.workloads.sweeps import (
     stops_and_caps,
     two_stops,
 )
-from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, capped
+from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, capped, tiered
 
 PERFECT = vocabulary("walk-perfect")
 """Full blocks: a stop at every position is a stop at every place of a block."""
@@ -52,7 +52,7 @@ def sweep(lane: Lane, family: str, k: int, requests: tuple[Request, ...]) -> Non
 
 
 @pytest.mark.invariant("FINISH-1")
-@pytest.mark.parametrize("k", range(1, 6))
+@pytest.mark.parametrize("k", tiered(range(1, 6), 3))
 def test_every_stop_and_cap(lane: Lane, k: int, record_examples: RecordExamples) -> None:
     lane.needs("stop_token_ids")
     requests = stops_and_caps(PERFECT, k, "id")
@@ -78,7 +78,7 @@ def test_two_stops_in_every_order(lane: Lane, record_examples: RecordExamples) -
 
 
 @pytest.mark.invariant("FINISH-1")
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("k", tiered([1, 4], 4))
 def test_every_end_of_sequence(lane: Lane, k: int, record_examples: RecordExamples) -> None:
     requests = ends_of_sequence(REACHES_EOS, k)
     sweep(lane, REACHES_EOS.family, k, requests)
@@ -92,7 +92,7 @@ def test_any_batch(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("FINISH-2")
-@pytest.mark.parametrize("k", [1, 3, 4])
+@pytest.mark.parametrize("k", tiered([1, 3, 4], 3))
 def test_every_cap_is_a_prefix(lane: Lane, k: int, record_examples: RecordExamples) -> None:
     short = caps(WALK, k)
     long = tuple(capped(request, depth(k)) for request in short)

@@ -31,9 +31,10 @@ from harness.workloads.laws import (
     rounds,
 )
 from harness.workloads.strategies import Batch, tight_pool
-from suites.conformance.arrange import LAW_IDS, RecordExamples, run_sampled, sampled_batch
+from suites.conformance.arrange import LAW_IDS, RecordExamples, run_sampled, sampled_batch, tiered
 
-METHODS = pytest.mark.parametrize("method", DRAFT_METHODS)
+METHODS = pytest.mark.parametrize("method", tiered(DRAFT_METHODS, "greedy"))
+"""Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""
 
 
 @pytest.fixture

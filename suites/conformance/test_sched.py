@@ -11,7 +11,7 @@ from harness.invariants import sched_1, sched_2, sched_3
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.scenarios import abort_storm, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, alone, scenarios
+from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, alone, scenarios, tiered
 
 
 @pytest.mark.invariant("SCHED-1")
@@ -35,7 +35,7 @@ def test_preemption(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("SCHED-1")
-@pytest.mark.parametrize("step", [1, 3, 6])
+@pytest.mark.parametrize("step", tiered([1, 3, 6], 3))
 def test_a_late_arrival(lane: Lane, step: int) -> None:
     batch = ragged_eight(WALK)
     late = tuple(replace(request, arrival_step=step * (i % 2)) for i, request in enumerate(batch.requests))

@@ -177,6 +177,12 @@ def test_shape_1_wants_no_more_drafts_than_were_set(step_: int, k: int, fine: bo
     assert (shape_1(run) == []) == fine
 
 
+def test_shape_1_takes_the_last_length_that_was_set() -> None:
+    twice = (Action(step=1, name="set_num_steps", value=0), Action(step=1, name="set_num_steps", value=2))
+    run = replace(proposal_alone(2, 2, K + 1, torch.zeros(2, 2, dtype=torch.int64)), actions=twice)
+    assert shape_1(replace(run, steps=(replace(run.steps[0], step=1),))) == []
+
+
 def test_shape_1_counts_the_nodes_of_shallow_trees() -> None:
     run = proposal_alone(2, 2, 1, torch.zeros(2, 2, dtype=torch.int64))
     tree = DrafterSetup(method="EAGLE", num_steps=3, topk=2, num_draft_tokens=8)

@@ -21,7 +21,7 @@ from harness.workloads.scenarios import abort_storm, mixed_flags, tiny_pool_pree
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from reference_engine.engine import LLMEngine
-from suites.conformance.arrange import MakeBatch, watched
+from suites.conformance.arrange import MakeBatch, tiered, watched
 
 CENSUS = vocabulary("census")
 DEPTH = 3
@@ -81,7 +81,7 @@ def bare(run: Run, drafter: Drafter) -> None:
 
 
 @pytest.mark.drafters("STANDALONE", "EAGLE", "MTP", "NGRAM")
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", tiered(DELAYS, "jitter"))
 @pytest.mark.parametrize("make", MAKES)
 def test_late_results(lane: Lane, make: MakeBatch, delay: str) -> None:
     batch = lane.fit(watched(make(CENSUS)))
