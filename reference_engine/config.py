@@ -191,6 +191,11 @@ class EngineConfig(_FromDict):
         return self.spec.num_draft_tokens if self.spec else 1
 
     @property
+    def with_mtp(self) -> bool:
+        """Whether the MTP layers of the target's checkpoint draft."""
+        return self.spec is not None and self.spec.method == "MTP"
+
+    @property
     def max_accept_len(self) -> int:
         return self.spec.max_accept_len if self.spec else 1
 

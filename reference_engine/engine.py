@@ -64,7 +64,7 @@ class LLMEngine(LifeCycle):
         num_positions = config.max_pages_per_request * config.page_size
         self.target = CausalLM(config.model, config.torch_dtype, device, num_positions)
         self.drafter = load_drafter(config, self.target, self.random, num_positions)
-        self.target.finish_loading(with_mtp=config.spec is not None and config.spec.method == "MTP")
+        self.target.finish_loading(with_mtp=config.with_mtp)
         self.model_config = self.target.config
         limit = self.target.config.max_positions
         mend = f"must not exceed max_position_embeddings ({limit}) of the target"

@@ -191,7 +191,7 @@ class LifeCycle(ABC):
         drafter = None
         if self._within_target:
             drafter = load_drafter(self._small_config(), target, self.random, self._num_positions)
-        target.finish_loading(with_mtp=config.spec is not None and config.spec.method == "MTP")
+        target.finish_loading(with_mtp=config.with_mtp)
         return target, drafter
 
 

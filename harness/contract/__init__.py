@@ -20,6 +20,7 @@ from harness.contract.engine import (
     Script,
     Session,
     SteppedEngine,
+    ask,
 )
 from harness.contract.json_schema import json_expression
 from harness.contract.language import Reading, reading_of
@@ -69,6 +70,7 @@ __all__ = [
     "TensorFacts",
     "Usage",
     "VerifyTrace",
+    "ask",
     "json_expression",
     "reading_of",
     "regex_expression",

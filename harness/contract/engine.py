@@ -196,6 +196,19 @@ class Session(Protocol):
         ...
 
 
+def ask(session: Session, step: int, requests: Sequence[Request], actions: Sequence[Action]) -> None:
+    """What is due before a step: arrivals, then aborts, then actions, each in the order given."""
+    for request in requests:
+        if request.arrival_step == step:
+            session.add(request)
+    for request in requests:
+        if request.abort_step == step:
+            session.abort(request.request_id)
+    for action in actions:
+        if action.step == step:
+            session.act(action.name, action.value)
+
+
 class SteppedEngine(Engine, Protocol):
     """An engine that can be driven step by step."""
 

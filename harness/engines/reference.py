@@ -28,6 +28,7 @@ from harness.contract import (
     TensorFacts,
     Usage,
     VerifyTrace,
+    ask,
 )
 from reference_engine import EngineConfig, LLMEngine, RequestOutput, SamplingParams, SpecConfig
 from reference_engine.batch import ProposeRecord
@@ -103,23 +104,16 @@ class ReferenceEngine:
         for action in actions:
             self.refuse_action(action.name)
         session = self.open()
-        pending = sorted(requests, key=lambda request: request.arrival_step)
+        last = max((request.arrival_step for request in requests), default=-1)
         step = 0
-        while (pending or session.unfinished) and step < max_steps:
-            while pending and pending[0].arrival_step <= step:
-                session.add(pending.pop(0))
-            for request in requests:
-                if request.abort_step == step:
-                    session.abort(request.request_id)
-            for action in actions:
-                if action.step == step:
-                    session.act(action.name, action.value)
+        while (step <= last or session.unfinished) and step < max_steps:
+            ask(session, step, requests, actions)
             trace = session.step()
             if on_step is not None:
                 on_step(trace)
             step += 1
         observed = session.observed()
-        idle = observed.idle and not pending
+        idle = observed.idle and step > last
         return replace(observed, requests=tuple(requests), actions=tuple(actions), idle=idle)
 
     def open(self) -> ReferenceSession:

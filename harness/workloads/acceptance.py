@@ -87,12 +87,17 @@ def verify_steps(
         k = min(next(lengths), left - 1) if claims.drafts_within_cap else next(lengths)
         if max_tokens is not None:
             k = min(k, max(max_tokens - len(tokens), 0))
-        drafts = drafter.draft(tokens, k) if k else ()
-        right = drafter.target.greedy(tokens, len(drafts) + 1)
-        accepted = next((i for i, draft in enumerate(drafts) if draft != right[i]), len(drafts))
-        tokens += right[: accepted + 1]
-        steps.append(Step(len(drafts), accepted + 1))
+        steps.append(verify_step(drafter, tokens, k))
+        tokens += drafter.target.greedy(tokens, steps[-1].accept_len)
     return tuple(steps)
+
+
+def verify_step(drafter: Drafter, tokens: tuple[int, ...], k: int) -> Step:
+    """The step that verifies up to k drafts behind the committed `tokens`."""
+    drafts = drafter.draft(tokens, k) if k else ()
+    right = drafter.target.greedy(tokens, len(drafts))
+    accepted = next((i for i, draft in enumerate(drafts) if draft != right[i]), len(drafts))
+    return Step(len(drafts), accepted + 1)
 
 
 def earned(done: Completion, drafter: Drafter, k: int) -> tuple[int, ...]:
@@ -104,11 +109,8 @@ def earned(done: Completion, drafter: Drafter, k: int) -> tuple[int, ...]:
     tokens = (*done.prompt_token_ids, target.next_token(done.prompt_token_ids))
     lens: list[int] = []
     for drafted in done.draft_lens or ():
-        drafts = drafter.draft(tokens, min(drafted, k)) if drafted else ()
-        right = target.greedy(tokens, len(drafts) + 1)
-        accepted = next((i for i, draft in enumerate(drafts) if draft != right[i]), len(drafts))
-        tokens += right[: accepted + 1]
-        lens.append(accepted + 1)
+        lens.append(verify_step(drafter, tokens, min(drafted, k)).accept_len)
+        tokens += target.greedy(tokens, lens[-1])
     return tuple(lens)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness.contract import Action, Request, Run, SteppedEngine
+from harness.contract import Action, Request, Run, SteppedEngine, ask
 from harness.invariants import Violation, check
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.lanes import LANES
@@ -63,15 +63,7 @@ def drive(lane: Lane, engine: SteppedEngine, history: History) -> list[Violation
     end = step_bound(history.requests) + len(history.actions)
     step = 0
     while step <= last or (session.unfinished and step < end):
-        for request in history.requests:
-            if request.arrival_step == step:
-                session.add(request)
-        for request in history.requests:
-            if request.abort_step == step:
-                session.abort(request.request_id)
-        for action in history.actions:
-            if action.step == step:
-                session.act(action.name, action.value)
+        ask(session, step, history.requests, history.actions)
         session.step()
         found = after_step(lane, session.observed(), history.family, engine.fresh_state)
         if found:

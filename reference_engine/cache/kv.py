@@ -109,6 +109,10 @@ class AttentionContext:
     window_mask: torch.Tensor | None = None
     recurrent: RecurrentPass | None = None
 
+    def write_slots(self, page_size: int) -> torch.Tensor:
+        """[N * Q]: where the rows of the pass go."""
+        return self.write_pages * page_size + self.write_offsets
+
     def grouped_bias(self, group: int) -> torch.Tensor:
         """[1, N, group * Q, columns]: the bias of a key head that serves `group` query heads."""
         return self.bias[:, None].expand(-1, group, -1, -1).flatten(1, 2)[None]

@@ -91,8 +91,7 @@ class DFlashDrafter(LogitsDrafter):
         for layer, cache in zip(self.layers, self.cache.layers, strict=True):
             layer.attention.write(features, rotary, context, cache)
         if self.shadow is not None:
-            slots = context.write_pages * self.cache.page_size + context.write_offsets
-            self.shadow.remember(slots, inputs.token_ids, features)
+            self.shadow.remember(context.write_slots(self.cache.page_size), inputs.token_ids, features)
 
     def _run_block(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture
-def thorough(request: pytest.FixtureRequest) -> bool:
+def thorough(tier: str) -> bool:
     """Whether the full tier runs: sweeps then go over everything."""
-    return bool(request.config.getoption("--tier") == "full")
+    return tier == "full"

@@ -37,11 +37,6 @@ METHODS = pytest.mark.parametrize("method", tiered(DRAFT_METHODS, "greedy"))
 """Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""
 
 
-@pytest.fixture
-def tier(request: pytest.FixtureRequest) -> str:
-    return str(request.config.getoption("--tier"))
-
-
 def troubled(batch: Batch) -> dict[str, Any]:
     """Prefills in chunks, padded batches, a pool in which requests must be preempted."""
     pages = tight_pool(batch.requests, 4, batch.k, 12)
