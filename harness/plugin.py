@@ -66,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what computes the reference engine's steps (default: Triton on CUDA, torch on a CPU)",
     )
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
+    group.addoption(
+        "--checkpoints", type=Path, default=None, metavar="DIR", help="keep the known-answer checkpoints there"
+    )
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption(
         "--deadline",
@@ -229,7 +232,7 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
     return Lane(
         config.getoption("--engine"),
         LANES[request.param],
-        root / "known-answer",
+        config.getoption("--checkpoints") or root / "known-answer",
         runs,
         config.getoption("--seeds"),
         lambda: reproduce.current_command(config),

@@ -1,0 +1,38 @@
+"""Imported once by the server from which trials fork: whatever is slow to import or to build and no mutant can touch."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import hypothesis
+import numpy
+import pytest
+import scipy.stats
+import torch
+import xgrammar
+
+from harness.workloads.known import known_family
+
+PRELOADED = (hypothesis, numpy, pytest, scipy.stats, torch, xgrammar)
+OURS = (
+    "features",
+    "grammars",
+    "hostile",
+    "lane",
+    "laws",
+    "lives",
+    "machine",
+    "mutilate",
+    "scenarios",
+    "soak",
+    "sweeps",
+)
+FAMILIES = ("walk", "census", "law", "law-eos", "coin")
+
+for name in OURS:
+    import_module(f"harness.workloads.{name}")
+for name in FAMILIES:
+    known_family(name)
+touched = [name for name in sys.modules if name.partition(".")[0] in ("reference_engine", "kernels")]
+assert not touched, f"mutants could not be made any more: {touched} were imported"
