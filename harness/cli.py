@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from harness.mutants.cli import app as mutants
+
 app = typer.Typer(
     name="draftproof",
     help="Is this engine's speculative decoding lossless? Ask it, invariant by invariant and drafter by drafter.",
@@ -22,6 +24,7 @@ known_answer = typer.Typer(help="Checkpoints whose answers are known in closed f
 engines = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
 app.add_typer(known_answer, name="known-answer")
 app.add_typer(engines, name="engines")
+app.add_typer(mutants, name="mutants")
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "suites" / "conformance"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +33,8 @@ def bugs() -> dict[str, Bug]:
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == _COLUMNS and re.fullmatch(r"B\d{3}", cells[0]):
-            found[cells[0]] = Bug(*cells[:7], cells[8])
+            names = (field.name for field in fields(Bug))
+            found[cells[0]] = Bug(**dict(zip(names, [*cells[:7], cells[8]], strict=True)))
     return found
 
 

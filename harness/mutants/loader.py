@@ -25,6 +25,7 @@ class EditedModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        del path, target
         if fullname not in self.files:
             return None
         return spec_from_file_location(

@@ -113,10 +113,9 @@ class _Running:
     def trial(self) -> Trial:
         first: dict[str, Kill] = {}
         for event in self.events:
+            at, test, message = event.seconds, event.test, event.message
             for name in event.red:
-                first.setdefault(
-                    name, Kill(invariant=name, seconds=event.seconds, test=event.test, message=event.message)
-                )
+                first.setdefault(name, Kill(invariant=name, seconds=at, test=test, message=message))
         return Trial(
             mutant=self.label,
             lanes=self.order.lanes,

@@ -1,5 +1,5 @@
-"""One mutant under the suites' checks, in a process of its own. What happens is told line by line as it happens, so that
-a crash or a hang loses nothing."""
+"""One mutant under the suites' checks, in a process of its own. Events are told as they happen, so that a crash or a
+hang loses nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -124,7 +124,9 @@ class Watch:
         self.tell("start", test=nodeid)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed and call.excinfo is not None:
             red = tuple(dict.fromkeys(broken(call.excinfo.value, invariant_ids(item))))

@@ -1,0 +1,89 @@
+"""`draftproof mutants`: list, show, run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from harness.mutants import Mutant
+
+app = typer.Typer(help="The bug zoo: historical faults that the checks must see.", no_args_is_help=True)
+
+From = Annotated[
+    Path | None, typer.Option("--from", help="Take the mutants from this folder instead; see docs/mutants.md.")
+]
+
+
+def _mutants(folder: Path | None, names: list[str] | None = None) -> dict[str, Mutant]:
+    from harness import mutants
+
+    known = mutants.zoo() if folder is None else mutants.from_folder(folder)
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"{name}: there is no mutant of that id; `draftproof mutants list` names them")
+    return {name: known[name] for name in names} if names else known
+
+
+@app.command("list")
+def list_mutants(folder: From = None) -> None:
+    """One mutant a line: id, the bugs it stands for, its lanes, and what must turn red."""
+    for mutant in _mutants(folder).values():
+        typer.echo(f"{mutant.id}  {','.join(mutant.bugs)}  {','.join(mutant.lanes)}  {','.join(mutant.red)}")
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(metavar="ID")], folder: From = None) -> None:
+    """The fault, the public threads that it stands for, and the edit that plants it."""
+    from harness.report import zoo
+
+    typer.echo(zoo.describe(_mutants(folder, [name])[name]))
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Default: all.")] = None,
+    folder: From = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at once. Default: one per core.")] = None,
+    others: Annotated[int, typer.Option(min=0, help="Tests of each invariant that is not expected to see it.")] = 1,
+    whole: Annotated[bool, typer.Option("--whole", help="Every test of every invariant, expected or not.")] = False,
+    all_lanes: Annotated[bool, typer.Option("--all-lanes", help="On every lane where it is live.")] = False,
+    control: Annotated[bool, typer.Option(help="Also run the lanes with nothing edited.")] = True,
+    out: Annotated[Path | None, typer.Option("--json", help="Write everything there.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the page there.")] = None,
+) -> None:
+    """Plant each fault in a fresh process and run the suites' checks. Exits non-zero when a mutant survives, an
+    invariant is red that is not among the expected, or anything is red with nothing edited."""
+    from harness.mutants.runs import Laboratory
+    from harness.report import zoo
+
+    mutants = _mutants(folder, names)
+    laboratory = Laboratory(workers)
+    wishes = {"others": None if whole else others}
+    progress = Console(stderr=True)
+    verdicts, controls = [], []
+    for verdict in laboratory.run(mutants.values(), all_lanes=all_lanes, **wishes):
+        verdicts.append(verdict)
+        time = "survived" if verdict.time_to_kill is None else f"{verdict.time_to_kill:.1f} s"
+        progress.print(f"{len(verdicts)}/{len(mutants)} {verdict.mutant.id}: {time}", highlight=False)
+    if control:
+        lanes = dict.fromkeys(lane for verdict in verdicts for lane in verdict.trial.lanes)
+        orders = {lane: laboratory.control([lane], **wishes) for lane in lanes}
+        controls = list(laboratory.trials(orders))
+    verdicts.sort(key=lambda verdict: list(mutants).index(verdict.mutant.id))
+    console = Console(width=max(Console().width, 130))
+    console.print(zoo.table(verdicts, controls))
+    console.print(zoo.legend(), highlight=False)
+    for fault in zoo.faults(verdicts, controls):
+        console.print(f"[bold red]![/] {fault}", highlight=False)
+    console.print(zoo.summary(verdicts), highlight=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(zoo.as_json(verdicts, controls), indent=1) + "\n", encoding="utf-8")
+    if page is not None:
+        page.write_text(zoo.page(verdicts, controls), encoding="utf-8")
+    raise typer.Exit(1 if zoo.faults(verdicts, controls) else 0)
