@@ -1,4 +1,4 @@
-"""`draftproof mutants`: list, show, run."""
+"""`draftproof mutants`: list, show, run, general."""
 
 from __future__ import annotations
 
@@ -87,3 +87,53 @@ def run(
     if page is not None:
         page.write_text(zoo.page(verdicts, controls), encoding="utf-8")
     raise typer.Exit(1 if zoo.faults(verdicts, controls) else 0)
+
+
+@app.command()
+def general(
+    family: Annotated[
+        list[str] | None, typer.Option(help="verification, output, scheduling, kernels; repeatable.")
+    ] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Only so many of each family, drawn with --seed.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    match: Annotated[str, typer.Option(help="Only changes whose id holds this text.")] = "",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at once. Default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", help="Write every finding there.")] = None,
+) -> None:
+    """Mutate without imagination: comparison, logic, off-by-one, dropped copy, swapped index, removed call. Exits
+    non-zero when a change survives that is not known to be equivalent."""
+    from rich.table import Table
+
+    from harness.mutants import survey
+    from harness.mutants.runs import Laboratory
+
+    laboratory = Laboratory(workers)
+    table = Table("family", "operator", "killed", "survived", "equivalent", "share of the others killed", box=None)
+    findings = []
+    for name in family or survey.families():
+        mine = []
+        for finding in survey.survey(laboratory, name, sample=sample, seed=seed, match=match):
+            mine.append(finding)
+            if not finding.killer and not finding.reason:
+                typer.echo(f"SURVIVED line {finding.change.line} of {finding.change.id}")
+            elif finding.killer and len(mine) % 20 == 0:
+                typer.echo(f"{name}: {len(mine)} tried", err=True)
+        findings += mine
+        rows = [*survey.shares(mine).items(), ("all", survey.total(mine))]
+        for operator, (killed, survived, equivalent) in rows:
+            share = f"{killed / (killed + survived):.1%}" if killed + survived else ""
+            table.add_row(name, operator, str(killed), str(survived), str(equivalent), share)
+    Console(width=max(Console().width, 100)).print(table)
+    if out is not None:
+        told = [
+            {
+                "family": one.family,
+                "id": one.change.id,
+                "line": one.change.line,
+                "killer": one.killer,
+                "reason": one.reason,
+            }
+            for one in findings
+        ]
+        out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(any(not one.killer and not one.reason for one in findings))

@@ -44,7 +44,8 @@ class Kill:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One mutant on its lanes. `kills` in order of time. `ended` is empty, or says how the process died; the test that
-    it was busy with is then the last of `kills`. `smoke`: right, wrong or raises."""
+    it was busy with is then the last of `kills`. `smoke`: right, wrong or raises. `failed`: the first test that failed,
+    or why none ran."""
 
     mutant: str
     lanes: tuple[str, ...]
@@ -53,6 +54,7 @@ class Trial:
     seconds: float
     smoke: str = ""
     ended: str = ""
+    failed: str = ""
 
     @property
     def red(self) -> tuple[str, ...]:
@@ -124,7 +126,15 @@ class _Running:
             seconds=time.time() - self.started,
             smoke=next((event.message for event in self.events if event.kind == "smoke"), "raises"),
             ended=self.ended,
+            failed=self._failed(),
         )
+
+    def _failed(self) -> str:
+        if self.ended:
+            return self.ended
+        tests = [event.test for event in self.events if event.status == "fail"]
+        codes = [event.message for event in self.events if event.kind == "end"]
+        return tests[0] if tests else "" if codes == ["0"] else f"pytest ended with exit code {codes}"
 
 
 class Laboratory:

@@ -32,8 +32,8 @@ DEADLINE = 20
 class Order:
     """What a trial is to do. `sources`: edited modules. `tests`: paths or node ids. `folder`: its own; `checkpoints`:
     known-answer families, written once for all trials. `first`: invariants all of whose tests run, and first; of any
-    other at most `others` run (None: all). `stop`: end at the first red of `first`. An invariant that is red already is
-    not tested again."""
+    other at most `others` run (None: all). `unmarked`: tests that speak for no invariant run as well. `stop`: end at
+    the first red of `first`, or of anything where nothing is first. What is red already is not tested again."""
 
     sources: dict[str, str]
     lanes: tuple[str, ...]
@@ -42,6 +42,7 @@ class Order:
     checkpoints: str
     first: tuple[str, ...] = ()
     others: int | None = None
+    unmarked: bool = False
     stop: bool = False
     tier: str = "fast"
 
@@ -110,14 +111,17 @@ class Watch:
             told = [self.wish.first.index(name) for name in ids if name in first]
             if told:
                 chosen.append((min(told), item))
-            elif ids and (self.wish.others is None or any(left[name] < self.wish.others for name in ids)):
+            elif not ids:
+                chosen += [(-1, item)] if self.wish.unmarked else []
+            elif self.wish.others is None or any(left[name] < self.wish.others for name in ids):
                 left.update(ids)
                 chosen.append((len(first) + max(left[name] for name in ids), item))
         items[:] = [item for _, item in sorted(chosen, key=lambda pair: pair[0])]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if self.red.issuperset(invariant_ids(item)):
+        ids = invariant_ids(item)
+        if ids and self.red.issuperset(ids):
             pytest.skip("red already")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -133,7 +137,7 @@ class Watch:
             self.red.update(red)
             message = str(call.excinfo.value)[:1000]
             self.tell("test", test=item.nodeid, status="fail", red=red, message=message)
-            if self.wish.stop and set(red) & set(self.wish.first):
+            if self.wish.stop and (not self.wish.first or set(red) & set(self.wish.first)):
                 item.session.shouldstop = "killed"
         elif report.when == "call":
             self.tell("test", test=item.nodeid, status="refused" if report.skipped else "pass")

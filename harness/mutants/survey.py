@@ -1,0 +1,118 @@
+"""General mutants under the checks: which of them nothing sees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from harness.mutants.base import ROOT
+from harness.mutants.equivalent import EQUIVALENT
+from harness.mutants.general import MODULES, REFERENCE, Change, changes
+from harness.mutants.runs import Laboratory
+from harness.mutants.trial import Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Checks that a change must pass; `others`: so many tests of each invariant, None: all."""
+
+    tests: tuple[str, ...]
+    lanes: tuple[str, ...] = ()
+    others: int | None = None
+
+
+ENGINE_STAGES = (
+    Stage(tests=("suites/conformance",), lanes=("EAGLE",), others=1),
+    Stage(tests=("suites/reference_engine",)),
+    Stage(tests=("suites/conformance",), lanes=("EAGLE-tree", "STANDALONE")),
+)
+"""From quick to thorough: only what passes one goes to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """`killer`: the first test that failed, empty when nothing saw the change; `reason`: why nothing can, where that is
+    known."""
+
+    family: str
+    change: Change
+    killer: str
+    reason: str = ""
+
+
+def families() -> tuple[str, ...]:
+    return (*MODULES, "kernels")
+
+
+def changes_of(family: str) -> list[Change]:
+    """Every change of a family. Raises ValueError when there is none of that name."""
+    if family == "kernels":
+        return [change for name in _kernels() for change in changes(f"kernels.{name}", REFERENCE)]
+    if family not in MODULES:
+        raise ValueError(f"family={family!r}: must be one of {', '.join(families())}")
+    return [change for module in MODULES[family] for change in changes(module)]
+
+
+def _kernels() -> list[str]:
+    tests = (ROOT / "suites" / "kernels").glob("test_*.py")
+    named = {path.stem.removeprefix("test_") for path in tests}
+    return sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if path.stem in named - {"base", "compile"})
+
+
+def stages_of(family: str, change: Change) -> Sequence[Stage]:
+    if family == "kernels":
+        return [Stage(tests=(f"suites/kernels/test_{change.module.rpartition('.')[2]}.py",))]
+    return ENGINE_STAGES
+
+
+def survey(
+    laboratory: Laboratory, family: str, *, sample: int | None = None, seed: int = 0, match: str = ""
+) -> Iterator[Finding]:
+    """Try the changes of a family, or `sample` of them drawn with `seed`, or those whose id holds `match`. Changes that
+    are listed as equivalent are not tried."""
+    chosen = [change for change in changes_of(family) if match in change.id]
+    if sample is not None and sample < len(chosen):
+        chosen = random.Random(seed).sample(chosen, sample)
+    for change in chosen:
+        if change.id in EQUIVALENT:
+            yield Finding(family=family, change=change, killer="", reason=EQUIVALENT[change.id])
+    alive = {change.id: change for change in chosen if change.id not in EQUIVALENT}
+    for number in range(max(len(stages_of(family, change)) for change in chosen) if chosen else 0):
+        orders = {name: _order(change, stages_of(family, change)[number]) for name, change in alive.items()}
+        for trial in laboratory.trials(orders):
+            if trial.failed:
+                yield Finding(family=family, change=alive.pop(trial.mutant), killer=trial.failed)
+    for change in alive.values():
+        yield Finding(family=family, change=change, killer="")
+
+
+def _order(change: Change, stage: Stage) -> Callable[[Path], Order]:
+    def make(folder: Path) -> Order:
+        return Order(
+            sources={change.module: change.source},
+            lanes=stage.lanes,
+            tests=stage.tests,
+            folder=mkdtemp(dir=folder),
+            checkpoints=str(folder / "checkpoints"),
+            others=stage.others,
+            unmarked=True,
+            stop=True,
+        )
+
+    return make
+
+
+def shares(findings: Sequence[Finding]) -> Mapping[str, tuple[int, int, int]]:
+    """By operator: killed, survived, equivalent."""
+    operators = sorted({finding.change.operator for finding in findings})
+    return {name: total([one for one in findings if one.change.operator == name]) for name in operators}
+
+
+def total(findings: Sequence[Finding]) -> tuple[int, int, int]:
+    """Killed, survived, equivalent."""
+    killed = sum(bool(finding.killer) for finding in findings)
+    equivalent = sum(bool(finding.reason) for finding in findings)
+    return killed, len(findings) - killed - equivalent, equivalent
