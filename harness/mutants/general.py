@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -142,16 +143,16 @@ OPERATORS: Mapping[str, Callable[[ast.AST], Iterator[ast.AST]]] = {
 
 def changes(module: str, only: str | None = None) -> Iterator[Change]:
     """Every change of one module, or of one function of it, in the order of the source."""
-    source = source_of(module).read_text(encoding="utf-8")
+    text = source_of(module).read_text(encoding="utf-8")
+    source = _Source(text)
     seen = Counter[tuple[str, str, str]]()
-    for function, node in _nodes(ast.parse(source), only):
-        before = ast.get_source_segment(source, node)
+    for function, node in _nodes(ast.parse(text), only):
         for operator, apply in OPERATORS.items():
             for mutated in apply(node):
-                assert before is not None
+                before = source.of(node)
                 after = ast.unparse(ast.fix_missing_locations(copy.deepcopy(mutated)))
                 seen[function, before, after] += 1
-                text = after if isinstance(mutated, ast.Pass | ast.Constant) else f"({after})"
+                bare = isinstance(mutated, ast.Pass | ast.Constant)
                 yield Change(
                     module=module,
                     line=node.lineno,  # type: ignore[attr-defined]
@@ -159,7 +160,7 @@ def changes(module: str, only: str | None = None) -> Iterator[Change]:
                     operator=operator,
                     before=before,
                     after=after,
-                    source=_replaced(source, node, text),
+                    source=source.replaced(node, after if bare else f"({after})"),
                     number=seen[function, before, after],
                 )
 
@@ -189,15 +190,25 @@ def _nodes(tree: ast.Module, only: str | None) -> Iterator[tuple[str, ast.AST]]:
             yield from walk(statement, "")
 
 
-def _replaced(source: str, node: ast.AST, text: str) -> str:
-    lines = source.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line.encode()))
-    raw = source.encode()
-    begin = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
-    end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
-    return (raw[:begin] + text.encode() + raw[end:]).decode()
+class _Source:
+    """A module's text, cut where its nodes lie: they count lines from 1 and bytes from 0."""
+
+    def __init__(self, text: str) -> None:
+        self.raw = text.encode()
+        lengths = (len(line) for line in self.raw.splitlines(keepends=True))
+        self.starts = list(itertools.accumulate(lengths, initial=0))
+
+    def _ends(self, node: ast.AST) -> tuple[int, int]:
+        begin = self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        return begin, self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+
+    def of(self, node: ast.AST) -> str:
+        begin, end = self._ends(node)
+        return self.raw[begin:end].decode()
+
+    def replaced(self, node: ast.AST, text: str) -> str:
+        begin, end = self._ends(node)
+        return (self.raw[:begin] + text.encode() + self.raw[end:]).decode()
 
 
 def _is_int(node: ast.AST) -> bool:
