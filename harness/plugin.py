@@ -183,6 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (wanted and not wanted & set(invariant_ids(item)))
         or lane_of(item) == NO_LANE
+        or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     ]
     if dropped:
@@ -191,6 +192,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if invariant_ids(item):
             _seed_property_test(item, config.getoption("hypothesis_seed"))
+
+
+def _is_for_its_lane(item: pytest.Item) -> bool:
+    """Single parameters may be marked with `drafters`, too."""
+    lane = lane_of(item)
+    return lane is None or all(lane in marker.args for marker in item.iter_markers("drafters"))
 
 
 def _seed_property_test(item: pytest.Item, session_seed: str) -> None:

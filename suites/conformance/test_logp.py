@@ -12,10 +12,18 @@ from harness.invariants.blocks import places
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import DraftMethod
-from harness.workloads.laws import COIN_IDS, DRAFT_METHODS, NUM_STEPS
+from harness.workloads.laws import COIN_IDS, NUM_STEPS
 from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
-from suites.conformance.arrange import MakeBatch, offering, run_sampled, sampled_batch, scenarios, watched
+from suites.conformance.arrange import (
+    MakeBatch,
+    draft_methods,
+    offering,
+    run_sampled,
+    sampled_batch,
+    scenarios,
+    watched,
+)
 
 LAW = vocabulary("law")
 
@@ -38,7 +46,7 @@ def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatc
 
 
 @pytest.mark.invariant("LOGP-1")
-@pytest.mark.parametrize("method", DRAFT_METHODS)
+@pytest.mark.parametrize("method", draft_methods("greedy", "probabilistic"))
 def test_rows_of_sampled_requests_in_every_place_of_a_block(lane: Lane, method: DraftMethod) -> None:
     """Accepted, recovered and bonus tokens, at each depth, of requests with every processor; prompts and n best too."""
     run = run_sampled(lane, sampled_batch(lane, method), method)

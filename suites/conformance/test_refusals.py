@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
-from harness.invariants import count_1, equal_1, kv_1
+from harness.invariants import count_1, equal_1, kv_1, law_1, logp_1
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES, factory_of
+from harness.workloads.laws import RequestedLaw
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
-from suites.conformance.arrange import WALK
+from suites.conformance.arrange import WALK, run_sampled, sampled_batch
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
+UNDRAWN = [name for name, spec in LANES.items() if spec.speculative and not spec.draws]
 PROMPT = WALK.prompt(6, 0)
 BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "id_too_big": ("prompt_token_ids", {"prompt_token_ids": (*PROMPT, WALK.vocab_size)}),
@@ -94,6 +96,21 @@ def test_pool_too_small_for_a_request(lane: Lane) -> None:
             engine.run(plain(WALK, (40,), (20,)))
         run = engine.run(plain(WALK, (2,), (3,)))
     lane.check(count_1(run))
+
+
+@pytest.mark.invariant("CONF-1")
+@pytest.mark.drafters(*UNDRAWN)
+def test_drafts_that_no_law_can_draw_are_declined(lane: Lane) -> None:
+    """Or else they are as good as any others."""
+    lane.claims("greedy")
+    setup = lane.setup(draft_sample_method="probabilistic")
+    try:
+        factory_of(lane.engine).start(setup).close()
+    except Refused:
+        _declined(lane, setup, "draft_sample_method='probabilistic'" if lane.capabilities.grey_box else ".")
+        return
+    run, target = run_sampled(lane, sampled_batch(lane, "probabilistic"), "probabilistic"), lane.target("law")
+    lane.check(law_1(run, RequestedLaw(target, lane.capabilities)) + logp_1(run, target.logprobs))
 
 
 @pytest.mark.invariant("CONF-1")
