@@ -22,14 +22,7 @@ from harness.workloads.laws import DRAFT_METHODS, seeded_batch
 from harness.workloads.scenarios import SCENARIOS
 from harness.workloads.strategies import Batch, batches
 from harness.workloads.vocabulary import Vocabulary
-
-FULL = pytest.mark.full
-
-
-def tiered(values: Iterable[Any], *in_every_run: Any) -> list[Any]:
-    """Parameters of a test: those of `in_every_run` as they are, the others with `--tier full`."""
-    return [value if value in in_every_run else pytest.param(value, marks=FULL) for value in values]
-
+from suites.tiers import FULL
 
 DRAWING = [name for name, spec in LANES.items() if spec.draws]
 

@@ -24,8 +24,15 @@ from suites.conformance.arrange import (
     scenarios,
     watched,
 )
+from suites.tiers import tiered
 
 LAW = vocabulary("law")
+SCENES = [
+    ("law", ragged_eight),
+    ("law-eos", mixed_flags),
+    ("law-eos", tiny_pool_preemption),
+    ("census", chunked_prefill),
+]
 
 
 @pytest.mark.invariant("LOGP-1")
@@ -36,10 +43,7 @@ def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("LOGP-1")
-@pytest.mark.parametrize(
-    ("family", "make"),
-    [("law", ragged_eight), ("law-eos", mixed_flags), ("law-eos", tiny_pool_preemption), ("census", chunked_prefill)],
-)
+@pytest.mark.parametrize(("family", "make"), tiered(SCENES, ("law-eos", mixed_flags), ("census", chunked_prefill)))
 def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatch) -> None:
     for _, run in scenarios(lane, vocabulary(family), [make], watched):
         lane.check(logp_1(run, lane.target(family).logprobs))

@@ -17,6 +17,7 @@ from harness.workloads.laws import RequestedLaw
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
 from suites.conformance.arrange import WALK, run_sampled, sampled_batch
+from suites.tiers import tiered
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
 UNDRAWN = [name for name, spec in LANES.items() if spec.speculative and not spec.draws]
@@ -64,7 +65,7 @@ def test_drafter_works_or_is_declined(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("CONF-1")
-@pytest.mark.parametrize("name", BAD_REQUESTS)
+@pytest.mark.parametrize("name", tiered(BAD_REQUESTS, "id_too_big", "prompt_too_long", "regex_unsayable"))
 def test_bad_request_is_declined_before_anyone_is_touched(lane: Lane, name: str) -> None:
     field, fields = BAD_REQUESTS[name]
     pattern = field if lane.capabilities.grey_box else "."
