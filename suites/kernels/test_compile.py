@@ -20,8 +20,7 @@ SHARED_LIMIT = {
 """Bytes of shared memory that one program can have, as the vendors' programming guides give them."""
 
 
-IN_EVERY_RUN = ("sm_90", "gfx942")
-"""One of each vendor."""
+IN_EVERY_RUN = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 @pytest.fixture(scope="module")
