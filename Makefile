@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed
 REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
+# Bytecode is kept for the next process: a run starts several.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install conformance test style lint format real-model kernels bench soak clean
 

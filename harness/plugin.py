@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from harness.report.deadline import Deadline
 from harness.report.marks import NO_LANE, invariant_ids, lane_of
 
 if TYPE_CHECKING:
+    from harness.report.workers import LaneScheduling
     from harness.workloads.lane import Lane
     from harness.workloads.runs import RunCache
 
@@ -186,6 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (wanted and not wanted & set(invariant_ids(item)))
         or lane_of(item) == NO_LANE
+        or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     ]
     if dropped:
@@ -194,6 +196,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if invariant_ids(item):
             _seed_property_test(item, config.getoption("hypothesis_seed"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LaneScheduling | None:
+    from harness.report.workers import lane_scheduling
+    from harness.workloads.lanes import LANES
+
+    return lane_scheduling(config, log, config.getoption("--drafter") or list(LANES))
+
+
+def _is_for_its_lane(item: pytest.Item) -> bool:
+    """Single parameters may be marked with `drafters`, too."""
+    lane = lane_of(item)
+    return lane is None or all(lane in marker.args for marker in item.iter_markers("drafters"))
 
 
 def _seed_property_test(item: pytest.Item, session_seed: str) -> None:

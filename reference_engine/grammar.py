@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ class Grammars:
         require(self._file.is_file(), name, value, f"a grammar needs a tokenizer.json beside {self._file.parent}")
         require(bool(self._eos_token_ids), name, value, "a grammar ends with an EOS id, and the target has none")
         if self._compiler is None:
-            self._compiler = xgrammar.GrammarCompiler(self._tokenizer_info())
+            tokenizer = self._file.read_text(encoding="utf-8")
+            self._compiler = _compiler(tokenizer, self._vocab_size, self._eos_token_ids)
         try:
             compiled = (
                 self._compiler.compile_json_schema(value)
@@ -85,19 +87,22 @@ class Grammars:
         require(bool(unpacked(words, self._vocab_size).any()), name, value, "no token of the vocabulary can begin it")
         return made
 
-    def _tokenizer_info(self) -> xgrammar.TokenizerInfo:
-        """Special tokens stand for no text, whatever they are called, and so do ids that the tokenizer lacks."""
-        import xgrammar
 
-        tokenizer = Tokenizer.from_file(str(self._file))
-        special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        texts = [""] * self._vocab_size
-        for text, token_id in tokenizer.get_vocab().items():
-            if token_id < self._vocab_size and token_id not in special:
-                texts[token_id] = text
-        kind = xgrammar.VocabType[_spelling(json.loads(self._file.read_text(encoding="utf-8")))]
-        stops = list(self._eos_token_ids)
-        return xgrammar.TokenizerInfo(texts, kind, vocab_size=self._vocab_size, stop_token_ids=stops)
+@lru_cache(maxsize=8)
+def _compiler(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> xgrammar.GrammarCompiler:
+    """For the text of a tokenizer.json. A compiler remembers what it has compiled, so engines of one tokenizer share
+    it. Special tokens stand for no text, whatever they are called, and so do ids that the tokenizer lacks."""
+    import xgrammar
+
+    known = Tokenizer.from_str(tokenizer)
+    special = {token_id for token_id, token in known.get_added_tokens_decoder().items() if token.special}
+    texts = [""] * vocab_size
+    for text, token_id in known.get_vocab().items():
+        if token_id < vocab_size and token_id not in special:
+            texts[token_id] = text
+    kind = xgrammar.VocabType[_spelling(json.loads(tokenizer))]
+    info = xgrammar.TokenizerInfo(texts, kind, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids))
+    return xgrammar.GrammarCompiler(info)
 
 
 def _spelling(tokenizer: dict[str, Any]) -> str:

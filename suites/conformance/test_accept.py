@@ -25,9 +25,11 @@ from harness.workloads.scenarios import (
     warm_prefix,
 )
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering, scenarios, tiered
+from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering, scenarios
+from suites.tiers import tiered
 
 UNFLAGGED = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)
+LENGTHS = [(short_prompts, 1), (short_prompts, 2), (short_prompts, 6), (tiny_pool_preemption, 5)]
 CHAINS = [name for name, spec in LANES.items() if spec.speculative and spec.topk == 1]
 MAY_EQUAL_TARGET = [name for name, spec in LANES.items() if spec.may_equal_target]
 REPEATING = ("walk", "census-stutter")
@@ -70,9 +72,7 @@ def test_scenarios(lane: Lane, make: MakeBatch) -> None:
 
 
 @pytest.mark.invariant("ACCEPT-1")
-@pytest.mark.parametrize(
-    ("make", "k"), [(short_prompts, 1), (short_prompts, 2), (short_prompts, 6), (tiny_pool_preemption, 5)]
-)
+@pytest.mark.parametrize(("make", "k"), tiered(LENGTHS, (short_prompts, 1), (tiny_pool_preemption, 5)))
 def test_draft_lengths(lane: Lane, make: MakeBatch, k: int) -> None:
     run = lane.run_batch(replace(make(WALK), k=k))
     lane.check(deserves(lane, run, WALK.family))
@@ -99,7 +99,7 @@ def test_perfect_drafter(lane: Lane, k: int) -> None:
 
 @pytest.mark.invariant("ACCEPT-2")
 @pytest.mark.drafters(*MAY_EQUAL_TARGET)
-@pytest.mark.parametrize("make", UNFLAGGED)
+@pytest.mark.parametrize("make", tiered(UNFLAGGED, tiny_pool_preemption, warm_prefix, overlap_buckets))
 def test_perfect_drafter_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     family = vocabulary("walk-perfect")
     for _, run in scenarios(lane, family, [make]):

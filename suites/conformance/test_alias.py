@@ -33,6 +33,7 @@ from harness.workloads.scenarios import (
 )
 from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExamples, offering, scenarios, watched
+from suites.tiers import tiered
 
 TELLING = (ragged_eight, short_prompts, tiny_pool_preemption, warm_prefix, overlap_buckets)
 KEEPING_LAYERS = [name for name, spec in LANES.items() if spec.keeps_layers]
@@ -88,7 +89,7 @@ def test_no_shared_memory(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("ALIAS-2")
-@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, abort_storm])
+@pytest.mark.parametrize("make", tiered([short_prompts, tiny_pool_preemption, abort_storm], tiny_pool_preemption))
 def test_overwriting_a_result_changes_nothing_else(lane: Lane, make: MakeBatch) -> None:
     lane.grey_box()
     batch = watched(make(ROWS))

@@ -23,7 +23,8 @@ from harness.workloads.sweeps import (
     stops_and_caps,
     two_stops,
 )
-from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, capped, tiered
+from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, capped
+from suites.tiers import tiered
 
 PERFECT = vocabulary("walk-perfect")
 """Full blocks: a stop at every position is a stop at every place of a block."""
@@ -61,7 +62,7 @@ def test_every_stop_and_cap(lane: Lane, k: int, record_examples: RecordExamples)
 
 
 @pytest.mark.invariant("FINISH-1")
-@pytest.mark.parametrize("stop", ["id", "string", "long_string"])
+@pytest.mark.parametrize("stop", tiered(["id", "string", "long_string"], "id", "long_string"))
 def test_every_stop_and_cap_with_rejections(lane: Lane, stop: Stop, record_examples: RecordExamples) -> None:
     lane.needs("stop_token_ids" if stop == "id" else "stop")
     requests = stops_and_caps(WALK, 3, stop)

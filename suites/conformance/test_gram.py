@@ -15,6 +15,7 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import WALK, RecordExamples
+from suites.tiers import tiered
 
 REQUESTS = grammatical(WALK)
 LAW = vocabulary("law")
@@ -55,7 +56,7 @@ def test_with_and_without(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("GRAM-1")
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", tiered(SETUPS, "preempted"))
 def test_any_schedule(lane: Lane, name: str) -> None:
     """The matchers of neighbours must not get mixed up, nor lag behind what was launched. Half of the requests, in
     another order."""

@@ -53,6 +53,7 @@ from suites.conformance.arrange import MakeBatch, alone, offering, watched
 from suites.conformance.test_equal import SETUPS, strayed
 from suites.conformance.test_state import SNAPSHOTS
 from suites.conformance.test_state import judge as judge_state
+from suites.tiers import tiered
 
 HYBRID = vocabulary("hybrid")
 SPECULATIVE = [
@@ -63,6 +64,7 @@ SPECULATIVE = [
 """Lanes whose drafter the family has."""
 BARE = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)
 SCENARIOS = (*BARE, abort_storm, mixed_flags)
+IN_EVERY_RUN = (tiny_pool_preemption, warm_prefix, overlap_buckets)
 ANY_ROWS = batches(HYBRID, mixed=False).map(watched)
 FEW = max(1, settings().max_examples // 6)
 
@@ -111,7 +113,7 @@ def check_rows(lane: Lane, run: Run) -> None:
     "SHAPE-2",
 )
 @pytest.mark.drafters("none", *SPECULATIVE)
-@pytest.mark.parametrize("make", SCENARIOS)
+@pytest.mark.parametrize("make", tiered(SCENARIOS, *IN_EVERY_RUN, mixed_flags))
 def test_scenarios(lane: Lane, make: MakeBatch) -> None:
     run = run_logged(lane, make)
     lane.check(judge(run))
@@ -129,7 +131,7 @@ def test_scenarios(lane: Lane, make: MakeBatch) -> None:
 
 @pytest.mark.invariant("ACCEPT-1", "COUNT-2", "SHAPE-1")
 @pytest.mark.drafters(*SPECULATIVE)
-@pytest.mark.parametrize("make", BARE)
+@pytest.mark.parametrize("make", tiered(BARE, *IN_EVERY_RUN))
 def test_acceptance_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     run = run_logged(lane, make)
     lane.check(count_2(run) + count_2_blocks(run) + shape_1(run))
@@ -149,7 +151,7 @@ def test_any_schedule(lane: Lane, batch: Batch) -> None:
 
 @pytest.mark.invariant("ACCEPT-1", "ALIAS-1")
 @pytest.mark.drafters(*SPECULATIVE)
-@pytest.mark.parametrize("k", [1, 7, 15])
+@pytest.mark.parametrize("k", tiered([1, 7, 15], 7))
 def test_draft_lengths(lane: Lane, k: int) -> None:
     """Drafts shorter and much longer than a page, a prompt and what is left to generate."""
     batch = replace(short_prompts(HYBRID), k=k, changes=(("page_size", 4),))
@@ -160,7 +162,7 @@ def test_draft_lengths(lane: Lane, k: int) -> None:
 
 @pytest.mark.invariant("ACCEPT-2")
 @pytest.mark.drafters(*(name for name in SPECULATIVE if LANES[name].may_equal_target))
-@pytest.mark.parametrize("k", [1, 7, 15])
+@pytest.mark.parametrize("k", tiered([1, 7, 15], 7))
 def test_perfect_drafter(lane: Lane, k: int) -> None:
     """Every state that is kept is the last one at some time; MTP calls for EOS behind LAG drafts of its own."""
     words = vocabulary("hybrid-perfect")

@@ -16,7 +16,6 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import DraftMethod
 from harness.workloads.laws import (
     COIN_IDS,
-    DRAFT_METHODS,
     GROUPS,
     NUM_STEPS,
     PLANS,
@@ -31,9 +30,9 @@ from harness.workloads.laws import (
     rounds,
 )
 from harness.workloads.strategies import Batch, tight_pool
-from suites.conformance.arrange import LAW_IDS, RecordExamples, run_sampled, sampled_batch, tiered
+from suites.conformance.arrange import LAW_IDS, RecordExamples, draft_methods, run_sampled, sampled_batch
 
-METHODS = pytest.mark.parametrize("method", tiered(DRAFT_METHODS, "greedy"))
+METHODS = pytest.mark.parametrize("method", draft_methods("greedy"))
 """Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""
 
 

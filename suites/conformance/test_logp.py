@@ -12,12 +12,27 @@ from harness.invariants.blocks import places
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import DraftMethod
-from harness.workloads.laws import COIN_IDS, DRAFT_METHODS, NUM_STEPS
+from harness.workloads.laws import COIN_IDS, NUM_STEPS
 from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
-from suites.conformance.arrange import MakeBatch, offering, run_sampled, sampled_batch, scenarios, watched
+from suites.conformance.arrange import (
+    MakeBatch,
+    draft_methods,
+    offering,
+    run_sampled,
+    sampled_batch,
+    scenarios,
+    watched,
+)
+from suites.tiers import tiered
 
 LAW = vocabulary("law")
+SCENES = [
+    ("law", ragged_eight),
+    ("law-eos", mixed_flags),
+    ("law-eos", tiny_pool_preemption),
+    ("census", chunked_prefill),
+]
 
 
 @pytest.mark.invariant("LOGP-1")
@@ -28,17 +43,14 @@ def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("LOGP-1")
-@pytest.mark.parametrize(
-    ("family", "make"),
-    [("law", ragged_eight), ("law-eos", mixed_flags), ("law-eos", tiny_pool_preemption), ("census", chunked_prefill)],
-)
+@pytest.mark.parametrize(("family", "make"), tiered(SCENES, ("law-eos", mixed_flags), ("census", chunked_prefill)))
 def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatch) -> None:
     for _, run in scenarios(lane, vocabulary(family), [make], watched):
         lane.check(logp_1(run, lane.target(family).logprobs))
 
 
 @pytest.mark.invariant("LOGP-1")
-@pytest.mark.parametrize("method", DRAFT_METHODS)
+@pytest.mark.parametrize("method", draft_methods("greedy", "probabilistic"))
 def test_rows_of_sampled_requests_in_every_place_of_a_block(lane: Lane, method: DraftMethod) -> None:
     """Accepted, recovered and bonus tokens, at each depth, of requests with every processor; prompts and n best too."""
     run = run_sampled(lane, sampled_batch(lane, method), method)

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
-from harness.invariants import count_1, equal_1, kv_1
+from harness.invariants import count_1, equal_1, kv_1, law_1, logp_1
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES, factory_of
+from harness.workloads.laws import RequestedLaw
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
-from suites.conformance.arrange import WALK
+from suites.conformance.arrange import WALK, run_sampled, sampled_batch
+from suites.tiers import tiered
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
+UNDRAWN = [name for name, spec in LANES.items() if spec.speculative and not spec.draws]
 PROMPT = WALK.prompt(6, 0)
 BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "id_too_big": ("prompt_token_ids", {"prompt_token_ids": (*PROMPT, WALK.vocab_size)}),
@@ -62,7 +65,7 @@ def test_drafter_works_or_is_declined(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("CONF-1")
-@pytest.mark.parametrize("name", BAD_REQUESTS)
+@pytest.mark.parametrize("name", tiered(BAD_REQUESTS, "id_too_big", "prompt_too_long", "regex_unsayable"))
 def test_bad_request_is_declined_before_anyone_is_touched(lane: Lane, name: str) -> None:
     field, fields = BAD_REQUESTS[name]
     pattern = field if lane.capabilities.grey_box else "."
@@ -94,6 +97,21 @@ def test_pool_too_small_for_a_request(lane: Lane) -> None:
             engine.run(plain(WALK, (40,), (20,)))
         run = engine.run(plain(WALK, (2,), (3,)))
     lane.check(count_1(run))
+
+
+@pytest.mark.invariant("CONF-1")
+@pytest.mark.drafters(*UNDRAWN)
+def test_drafts_that_no_law_can_draw_are_declined(lane: Lane) -> None:
+    """Or else they are as good as any others."""
+    lane.claims("greedy")
+    setup = lane.setup(draft_sample_method="probabilistic")
+    try:
+        factory_of(lane.engine).start(setup).close()
+    except Refused:
+        _declined(lane, setup, "draft_sample_method='probabilistic'" if lane.capabilities.grey_box else ".")
+        return
+    run, target = run_sampled(lane, sampled_batch(lane, "probabilistic"), "probabilistic"), lane.target("law")
+    lane.check(law_1(run, RequestedLaw(target, lane.capabilities)) + logp_1(run, target.logprobs))
 
 
 @pytest.mark.invariant("CONF-1")

@@ -11,7 +11,8 @@ from harness.invariants import sched_1, sched_2, sched_3
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.scenarios import abort_storm, mixed_flags, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, alone, scenarios, tiered
+from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, alone, scenarios
+from suites.tiers import tiered
 
 
 @pytest.mark.invariant("SCHED-1")

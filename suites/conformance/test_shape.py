@@ -12,6 +12,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.scenarios import ragged_eight
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, offering, scenarios
+from suites.tiers import tiered
 
 
 @pytest.mark.invariant("SHAPE-1")
@@ -22,7 +23,7 @@ def test_drafts(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("SHAPE-1")
-@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("k", tiered(range(1, 7), 1, 6))
 def test_drafts_of_any_length(lane: Lane, k: int) -> None:
     lane.grey_box()
     batch = replace(ragged_eight(WALK), k=k)

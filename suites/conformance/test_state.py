@@ -12,6 +12,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.scenarios import chunked_prefill, short_prompts, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
+from suites.tiers import tiered
 
 SNAPSHOTS = (("snapshots", True),)
 NEW_TOKENS, REQUESTS = 7, 3
@@ -41,7 +42,7 @@ def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("STATE-1")
-@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, chunked_prefill])
+@pytest.mark.parametrize("make", tiered([short_prompts, tiny_pool_preemption, chunked_prefill], tiny_pool_preemption))
 def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     judge(lane, make(ROWS), ROWS.family)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from suites.tiers import tiered
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 PROBE = """
@@ -27,7 +29,7 @@ print("taken" if is_kernels_available() else "left alone")
 """
 
 
-def probe(root: Path, metadata: str = "alone") -> subprocess.CompletedProcess[str]:
+def probe(root: Path, metadata: str) -> subprocess.CompletedProcess[str]:
     """Ask transformers in a fresh process with `root` first on its path: it decides only once in a process. "alone"
     hides which distribution holds the folder."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -35,28 +37,24 @@ def probe(root: Path, metadata: str = "alone") -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=root)
 
 
-def folder(root: Path, source: str) -> Path:
-    package = root / "kernels"
-    package.mkdir()
-    (package / "__init__.py").write_text(source)
-    return root
+VERSION = "from transformers.utils.import_utils import KERNELS_MIN_VERSION as __version__\n"
+CASES = {
+    "a folder": ('"""Kernels of ours."""\n', "alone", "left alone"),
+    "a folder with a version in range": (VERSION, "alone", "taken"),
+    "this repository": (None, "alone", "left alone"),
+    "this repository, installed": (None, "installed", "left alone"),
+}
+"""Source of the folder, what the metadata tells, and what becomes of it: the second shows that a probe sees it."""
 
 
-def test_a_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
-    done = probe(folder(tmp_path, '"""Kernels of ours."""\n'))
+@pytest.mark.parametrize("case", tiered(CASES, "a folder with a version in range", "this repository, installed"))
+def test_a_folder_of_that_name_is_taken_only_with_a_version(case: str, tmp_path: Path) -> None:
+    source, metadata, expected = CASES[case]
+    root = REPOSITORY
+    if source is not None:
+        root = tmp_path
+        (root / "kernels").mkdir()
+        (root / "kernels" / "__init__.py").write_text(source)
+    done = probe(root, metadata)
+    assert done.stdout.strip() == expected, done.stderr
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "left alone"
-
-
-def test_the_probe_sees_a_folder_that_is_taken(tmp_path: Path) -> None:
-    """With a version inside the range that transformers supports it is taken."""
-    version = "from transformers.utils.import_utils import KERNELS_MIN_VERSION as __version__\n"
-    done = probe(folder(tmp_path, version))
-    assert done.stdout.strip() == "taken", done.stderr
-
-
-@pytest.mark.parametrize("metadata", ["alone", "installed"])
-def test_this_repository_is_left_alone(metadata: str) -> None:
-    done = probe(REPOSITORY, metadata)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "left alone"

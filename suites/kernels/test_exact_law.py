@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from suites.kernels.laws import (
     sequences,
 )
 from suites.kernels.trees import links
+from suites.tiers import tiered
 
 Verify = Callable[..., tuple[torch.Tensor, ...]]
 Fault = Callable[[Verify], Verify]
@@ -38,7 +40,10 @@ SHAPES = {"k1": (5, 1, 8), "k2": (3, 2, 4), "k2-wide": (4, 2, 4), "k3": (3, 3, 2
 """Vocabulary, k, denominator of the drafter's laws; the target's are multiples of 1/4."""
 SEEDS = {"torch": dict.fromkeys(SHAPES, range(7)), "triton": {"k1": (5,), "k2": (0, 25), "k3": (16,)}}
 """For the interpreter, laws of few pieces: its programs take 20 ms each."""
+DRAWN = [(backend, shape) for backend in SEEDS for shape in SEEDS[backend]]
+DRAWN_IN_EVERY_RUN = [*(("torch", shape) for shape in SHAPES), ("triton", "k2")]
 CHOSEN_SEEDS = {"torch": range(8), "triton": (4,)}
+CHOSEN = [(backend, draft) for backend in CHOSEN_SEEDS for draft in ((0,), (2, 1), (1, 1), (0, 2, 1))]
 
 
 def left_over(p: Law, q: Law | None, rejected: int, weight: float = 1.0) -> list[float]:
@@ -143,7 +148,7 @@ def error(chains: Chains, verify: Verify, device: torch.device, dtype: torch.dty
     return distance(law, chains.target)
 
 
-@pytest.mark.parametrize(("backend", "shape"), [(backend, shape) for backend in BACKENDS for shape in SEEDS[backend]])
+@pytest.mark.parametrize(("backend", "shape"), tiered(DRAWN, *DRAWN_IN_EVERY_RUN))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_drawn_drafts_leave_the_targets_law(sampler: str, shape: str, backend: str, device: torch.device) -> None:
     """More laws for the reference, which is fast; the kernel equals it on any rows by its own tests."""
@@ -151,9 +156,8 @@ def test_drawn_drafts_leave_the_targets_law(sampler: str, shape: str, backend: s
         assert error(drawn(sampler, shape, seed), verify_of(sampler, backend), device) < TOLERANCE
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "draft"), tiered(CHOSEN, *CHOSEN[:4], ("triton", (2, 1))))
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("draft", [(0,), (2, 1), (1, 1), (0, 2, 1)])
 def test_chosen_drafts_leave_the_targets_law(sampler: str, draft: Tokens, backend: str, device: torch.device) -> None:
     """Without draft probabilities each draft alone must."""
     for seed in CHOSEN_SEEDS[backend]:
@@ -320,8 +324,10 @@ def tree_verify(backend: str) -> Verify:
     return run_of(verify_tree_sampled, "verify_tree_sampled", backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    tiered(product(BACKENDS, TREES), *product(["torch"], TREES), ("triton", "under both"), ("triton", "twins")),
+)
 def test_trees_leave_the_targets_law(name: str, backend: str, device: torch.device) -> None:
     for seed in range(8) if backend == "torch" else (TREE_SEEDS[name],):
         assert Tree(*TREES[name], seeded_laws(3, 4, seed)).error(tree_verify(backend), device) < TOLERANCE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -11,10 +9,13 @@ from harness.known_answer.base import accept_lens
 from harness.known_answer.census import LAG
 from harness.known_answer.dense import greedy
 from suites.known_answer.support import DTYPES, dense, dense_accept_lens
+from suites.tiers import tiered
 
 READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash")
 RECURSIVE = ("eagle", "eagle3", "mtp", "mtp3", "frozen_kv_mtp")
 """They are fed their own output rows."""
+FORWARD = [(name, dtype) for dtype in DTYPES for name in ("walk", "law", "census")]
+FORWARD += [("walk-perfect", "bfloat16"), ("census-perfect", "bfloat16")]
 ROW_DRAFTERS = [("mtp3", "walk"), *((name, family) for name in READING for family in ("walk", "law", "census"))]
 
 
@@ -25,14 +26,7 @@ def histories(target):
         yield prompt + target.greedy(prompt, generated)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *itertools.product(["walk", "law", "census"], DTYPES),
-        ("walk-perfect", "bfloat16"),
-        ("census-perfect", "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), tiered(FORWARD, *FORWARD[:3], ("census-perfect", "bfloat16")))
 def test_drafts_are_those_of_the_forward_pass(families, name, dtype):
     """In float64, and with every step rounded to the dtype of the checkpoint."""
     for drafter in families(name, dtype).drafters.values():

@@ -10,10 +10,12 @@ from harness.known_answer.census import LAG, CensusTarget
 from harness.known_answer.dense import greedy, target_states
 from harness.known_answer.markov import MarkovTarget, soft_law, walk_law, walk_successors
 from suites.known_answer.support import DTYPES
+from suites.tiers import tiered
+
+FORWARD = [(name, dtype) for dtype in DTYPES for name in FAMILIES]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "dtype"), tiered(FORWARD, *FORWARD[: len(FAMILIES)], ("census", "bfloat16")))
 def test_closed_form_is_the_forward_pass(families, name, dtype):
     target = families(name, dtype).target
     for length, owner in ((1, 0), (9, 1), (40, 2)):

@@ -21,7 +21,8 @@ from harness.workloads.scenarios import abort_storm, mixed_flags, tiny_pool_pree
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from reference_engine.engine import LLMEngine
-from suites.conformance.arrange import MakeBatch, tiered, watched
+from suites.conformance.arrange import MakeBatch, watched
+from suites.tiers import tiered
 
 CENSUS = vocabulary("census")
 DEPTH = 3

@@ -22,11 +22,16 @@ from reference_engine.sampling.processors import SamplingBatch
 from suites.reference_engine.block_places import judged, prefilled, requests, wrong
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import Method
+from suites.tiers import tiered
 
 CELLS = [(name, method) for name, lane in LANES.items() for method in DRAFT_METHODS[: 1 + lane.speculative]]
 
+REPEATED = ("EAGLE", "EAGLE3", "MTP", "FROZEN_KV_MTP")
+"""Chains that are verified as those of STANDALONE are."""
+IN_EVERY_RUN = [cell for cell in CELLS if cell[1] == "probabilistic" or cell[0] not in REPEATED]
 
-@pytest.mark.parametrize(("name", "method"), CELLS)
+
+@pytest.mark.parametrize(("name", "method"), tiered(CELLS, *IN_EVERY_RUN))
 def test_every_place_of_a_block_has_its_law(open_lane: OpenLane, name: str, method: Method) -> None:
     """Or the drafter cannot be started that way, and says so."""
     lane = open_lane(name)

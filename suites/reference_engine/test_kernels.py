@@ -13,9 +13,9 @@ from harness.invariants import check, equal_2
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from reference_engine import EngineConfig
-from suites.conformance.arrange import tiered
 from suites.kernels.interpreter import INSTALLED
 from suites.reference_engine.conftest import OpenLane
+from suites.tiers import tiered
 
 pytestmark = [
     pytest.mark.kernels,
@@ -51,7 +51,7 @@ def run(lane: Lane, kernels: str, requests: Sequence[Request]) -> Run:
         return engine.run(requests)
 
 
-@pytest.mark.parametrize("name", tiered(LANES, "none", "EAGLE3", "EAGLE-tree", "MEDUSA", "DFLASH"))
+@pytest.mark.parametrize("name", tiered(LANES, "EAGLE3", "EAGLE-tree"))
 def test_kernels_and_references_agree(open_lane: OpenLane, name: str) -> None:
     lane = open_lane(name)
     requests = mixed(16)

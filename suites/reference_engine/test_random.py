@@ -51,7 +51,7 @@ LINES = {
     "positions": uniform([12345], list(range(20_000)), Stream.FINAL),
     "seeds": uniform(list(range(20_000)), [7], Stream.FINAL),
     "high seeds": uniform([seed << 32 for seed in range(20_000)], [7], Stream.DRAFT),
-    "streams": torch.stack([uniform([seed], [3], stream) for seed in range(100) for stream in range(200)]),
+    "streams": torch.cat([uniform(list(range(100)), [3], stream) for stream in range(200)], dim=1),
 }
 
 

@@ -19,12 +19,15 @@ from reference_engine import SamplingParams as EngineParams
 from reference_engine.sampling.random import CounterRandom, Stream
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
+from suites.tiers import tiered
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP", "DFLASH"]
 CELLS = [(name, "greedy") for name in SPECULATIVE if name != "CUSTOM"] + [
     (name, "probabilistic") for name in PROBABILISTIC
 ]
+IN_EVERY_RUN = [("EAGLE-tree", "greedy"), ("NGRAM", "greedy"), ("EAGLE3", "probabilistic"), ("DFLASH", "probabilistic")]
+"""LAW-3 runs greedy drafts with all of them."""
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -53,7 +56,7 @@ def solos(setup: EngineSetup, batch: list[Request]) -> dict[tuple[str, int], tup
     return {key: ids for request in batch for key, ids in tokens(run(setup, [request])).items()}
 
 
-@pytest.mark.parametrize(("name", "method"), CELLS)
+@pytest.mark.parametrize(("name", "method"), tiered(CELLS, *IN_EVERY_RUN))
 def test_a_seed_gives_the_same_tokens_however_it_is_run(open_lane: OpenLane, name: str, method: Method) -> None:
     """Alone, in a batch, again on a warm engine, and in the worst of schedules with preemptions (and overlap). Each
     token has a chance under the options of its request, given what came before it."""
@@ -165,7 +168,7 @@ LOOKING_BACK: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("name", SPECULATIVE)
+@pytest.mark.parametrize("name", tiered(SPECULATIVE, "EAGLE", "EAGLE-tree", "MEDUSA", "CUSTOM"))
 def test_penalties_and_minima_see_the_drafts_of_their_window(open_lane: OpenLane, name: str) -> None:
     """Greedy, all in one batch: as without a drafter, as the oracle says, and not as without the option."""
     lane = open_lane(name)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
+from suites.tiers import tiered
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = "suites/conformance/test_count.py"
 CONF = "suites/conformance/test_refusals.py"
@@ -71,7 +73,8 @@ def failing_example(output: str) -> str:
     return match.group(1)
 
 
-def test_a_failure_says_where_and_how_to_see_it_again(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", tiered(["in a shell", "in this process"], "in this process"))
+def test_a_failure_says_where_and_how_to_see_it_again(run: Run, way: str) -> None:
     test = f"{COUNT}::test_rows_per_token[STANDALONE]"
     code, output, cells = run(test, *planted("WrongUsage"))
     assert code == pytest.ExitCode.TESTS_FAILED
@@ -81,16 +84,24 @@ def test_a_failure_says_where_and_how_to_see_it_again(run: Run, tmp_path: Path) 
     assert (cell["drafter"], cell["invariant"], cell["status"]) == ("STANDALONE", "COUNT-1", "fail")
     command = cell["failures"][0]["reproduce"]
     assert test in command
-    again = _shell(command, "--no-shrink", "--scorecard", str(tmp_path / "again.json"))
-    assert again.returncode == pytest.ExitCode.TESTS_FAILED
-    assert failing_example(again.stdout) == failing_example(output)
+    again = run(*_arguments(command)) if way == "in this process" else _shell(command, "--no-shrink")
+    assert again.code == pytest.ExitCode.TESTS_FAILED
+    assert failing_example(again.output) == failing_example(output)
 
 
-def _shell(command: str, *options: str) -> subprocess.CompletedProcess[str]:
+def _arguments(command: str) -> list[str]:
+    """Those of a command that runs pytest."""
+    program, *arguments = shlex.split(command)
+    assert Path(program).name == "pytest"
+    return arguments
+
+
+def _shell(command: str, *options: str) -> Inner:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
+    done = subprocess.run(
         [*shlex.split(command), *options], cwd=ROOT, env=inherited, capture_output=True, text=True, check=False
     )
+    return Inner(done.returncode, done.stdout, [])
 
 
 @pytest.mark.parametrize("suite", [COUNT, CONF])
