@@ -67,6 +67,7 @@ def run(order: bytes, connection: Connection, started: float) -> None:
     log = (folder / LOG).open("w", encoding="utf-8", buffering=1)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log.fileno(), stream.fileno())
+    sys.dont_write_bytecode = False  # what is not edited is compiled once for all trials
     os.environ["CI"] = "1"
     os.chdir(ROOT)
 
