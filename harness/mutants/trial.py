@@ -24,7 +24,7 @@ from harness.report.marks import invariant_ids
 from harness.workloads.smoke import smoke
 
 LOG = "log"
-DEADLINE = 20
+DEADLINE = 60
 """Seconds that one test may take: a mutant may hang."""
 
 
@@ -128,7 +128,8 @@ class Watch:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.tell("start", test=nodeid)
 
-    @pytest.hookimpl(wrapper=True)
+    # Outermost: the collector makes a refusal of what an engine declined.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
