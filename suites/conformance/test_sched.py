@@ -137,7 +137,7 @@ def test_every_flag_in_one_batch(lane: Lane) -> None:
 def test_every_flag_while_others_come_and_go(lane: Lane) -> None:
     """Few at once in padded batches, each with another cap: the members of a batch change, and its size does not."""
     batch = mixed_flags(WALK)
-    setup = {"max_running": 4, "batch_buckets": (4,), "page_size": 4, "chunk_size": 16}
-    changing = replace(batch, changes=tuple(sorted(setup.items())))
+    changes = (("batch_buckets", (4,)), ("chunk_size", 16), ("max_running", 4), ("page_size", 4))
+    changing = replace(batch, changes=changes)
     run = lane.run_batch(changing)
     lane.check(sched_3(run, {r.request_id: alone(lane, batch, r) for r in batch.requests}))
