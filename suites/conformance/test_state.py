@@ -60,7 +60,7 @@ def test_state_of_several_layers(lane: Lane, make: MakeBatch) -> None:
     lane.grey_box()
     batch = make(WALK)
     requests = tuple(capped(replace(r, return_hidden_states=False), NEW_TOKENS) for r in batch.requests[:REQUESTS])
-    setup = lane.setup(k=batch.k, **batch.setup, **dict(SNAPSHOTS))
+    setup = lane.setup(k=batch.k, snapshots=True, **batch.setup)
     with lane.start_setup(replace(setup, target=setup.target.parent / SEVERAL_LAYERS)) as engine:
         if batch.warm:
             engine.run(requests)
