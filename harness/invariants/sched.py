@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from harness.contract import Request, Run
+from harness.contract import Delta, Request, Run, StepTrace
 from harness.invariants.base import Key, Misuse, Violation, blame, invariant
 from harness.invariants.compare import Terms, compare, paired, repeatable
 from harness.invariants.wellformed import sound_completions, sound_deltas, wanted_keys
@@ -96,6 +96,8 @@ def sched_3(run: Run, solos: Mapping[str, Run], accept_lens: bool = False) -> li
     Optional parts (logprobs, hidden states) must be there in both or in neither: a flag must not leak to a neighbour.
     """
     _, out = sound_completions("SCHED-3", run)
+    deltas, flaws = sound_deltas("SCHED-3", run)
+    out += flaws
     terms = Terms.of(run, "solo run", accept_lens=accept_lens, presence=True)
     for request in run.requests:
         if not repeatable(request, seeded=True):
@@ -104,9 +106,30 @@ def sched_3(run: Run, solos: Mapping[str, Run], accept_lens: bool = False) -> li
             raise Misuse(
                 f"solos has no run for request {request.request_id!r}; run every greedy or seeded request alone"
             )
-        pairs, flaws = paired("SCHED-3", run, solos[request.request_id], "solo run", seeded=True, all_of_run=False)
-        out += [flaw for flaw in flaws if flaw not in out]
+        solo = solos[request.request_id]
+        pairs, flaws = paired("SCHED-3", run, solo, "solo run", seeded=True, all_of_run=False)
+        alone, more_flaws = sound_deltas("SCHED-3", solo)
+        out += [flaw for flaw in (*flaws, *more_flaws) if flaw not in out]
         for pair in pairs:
             if pair.request.request_id == request.request_id:
                 out += compare("SCHED-3", pair, terms)
+                out += _leaks(pair.key, deltas.get(pair.key, []), alone.get(pair.key, []))
+    return out
+
+
+def _leaks(
+    key: Key, parts: Sequence[tuple[StepTrace, Delta]], alone: Sequence[tuple[StepTrace, Delta]]
+) -> list[Violation]:
+    """What steps bring beside tokens must be there in both or in neither: a completion may have hidden it since."""
+    if not parts or not alone:
+        return []
+    out = []
+    for name in ("logprobs", "prefill_hidden", "decode_hidden"):
+        got, right = (
+            any(value is not None and len(value) > 0 for value in (getattr(delta, name) for _, delta in side))
+            for side in (parts, alone)
+        )
+        if got != right:
+            message = f"steps deliver {name} in only one of the run and the solo run"
+            out.append(blame("SCHED-3", key, message, expected=right, got=got))
     return out

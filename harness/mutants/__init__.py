@@ -15,7 +15,14 @@ from pathlib import Path
 
 from harness.mutants.base import BadMutant, Edit, Mutant
 
-FAMILIES = ("stride_alias",)
+FAMILIES = (
+    "stride_alias",
+    "scheduler",
+    "overlap",
+    "metrics",
+    "config_validation",
+    "memory_leak",
+)
 
 __all__ = ["FAMILIES", "BadMutant", "Edit", "Mutant", "family", "from_folder", "zoo"]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
 from harness.invariants import count_1, count_2, count_2_blocks
 from harness.workloads.lane import Lane
+from harness.workloads.scenarios import plain
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import ANY_BATCH, RecordExamples, scenarios
+from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios
 
 
 @pytest.mark.invariant("COUNT-1")
@@ -38,3 +41,17 @@ def test_counters_in_scenarios(lane: Lane, record_examples: RecordExamples) -> N
     for _, run in scenarios(lane):
         lane.check(count_2(run) + count_2_blocks(run))
         record_examples(1)
+
+
+@pytest.mark.invariant("COUNT-2")
+def test_counters_of_steps_that_came_too_late(lane: Lane) -> None:
+    """Under overlap scheduling a step is on its way when its request is seen to end."""
+    lane.grey_box()
+    requests = plain(WALK, (3, 7, 2, 5), (16, 16, 16, 16))
+    stops = tuple(
+        replace(r, sampling=replace(r.sampling, stop_token_ids=WALK.continue_(r.prompt_token_ids, 5 + place)[-1:]))
+        for place, r in enumerate(requests)
+    )
+    run = lane.run(stops, overlap=True)
+    assert any(any(step.verify.discarded) for step in run.steps if step.verify is not None), "nothing came too late"
+    lane.check(count_2(run) + count_2_blocks(run))

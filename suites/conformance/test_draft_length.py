@@ -121,11 +121,11 @@ def test_limits_of_requests(lane: Lane) -> None:
     requests = tuple(replace(r, num_speculative_tokens=most) for r, most in zip(bare(words), limits, strict=True))
     setup: dict[str, Any] = {"family": words.family, "k": K, "batch_buckets": (8,)}
     run = lane.run(requests, **setup)
+    lane.check(deserves(lane, run, words.family) + equal_1(run, lane.baseline(requests, **setup)))
+    lane.check(count_2(run) + count_2_blocks(run) + shape_2(run))
     for request, most in zip(requests, limits, strict=True):
         drafted = run.of(request.request_id).draft_lens or ()
         assert most is None or max(drafted) <= most
-    lane.check(deserves(lane, run, words.family) + equal_1(run, lane.baseline(requests, **setup)))
-    lane.check(count_2(run) + count_2_blocks(run) + shape_2(run))
 
 
 @pytest.mark.invariant("ACCEPT-1", "EQUAL-1")
@@ -162,7 +162,7 @@ def test_past_the_end_of_the_drafters_context(lane: Lane, overlap: bool, tmp_pat
     with lane.start_setup(setup) as engine:
         run = engine.run(requests)
         lane.check(state_1(run, engine.fresh_state))
-    drafted = {done.request_id: done.draft_lens or () for done in run.completions}
-    assert drafted["q0"][0] == drafted["q1"][0] > 0 == drafted["q0"][-1] == max(drafted["q2"])
     baseline = lane.baseline(requests, family=words.family, chunk_size=8)
     lane.check(deserves(lane, run, words.family, LIMIT) + equal_1(run, baseline))
+    drafted = {done.request_id: done.draft_lens or () for done in run.completions}
+    assert drafted["q0"][0] == drafted["q1"][0] > 0 == drafted["q0"][-1] == max(drafted["q2"])

@@ -11,12 +11,12 @@ import pytest
 
 from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
 from harness.invariants import count_1, equal_1, kv_1, law_1, logp_1
-from harness.workloads.lane import Lane
+from harness.workloads.lane import Lane, step_bound
 from harness.workloads.lanes import LANES, factory_of
 from harness.workloads.laws import RequestedLaw
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
-from suites.conformance.arrange import WALK, run_sampled, sampled_batch
+from suites.conformance.arrange import WALK, RecordExamples, run_sampled, sampled_batch
 from suites.tiers import tiered
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
@@ -112,6 +112,28 @@ def test_drafts_that_no_law_can_draw_are_declined(lane: Lane) -> None:
         return
     run, target = run_sampled(lane, sampled_batch(lane, "probabilistic"), "probabilistic"), lane.target("law")
     lane.check(law_1(run, RequestedLaw(target, lane.capabilities)) + logp_1(run, target.logprobs))
+
+
+@pytest.mark.invariant("CONF-1")
+def test_in_a_pool_of_any_size_a_request_is_declined_or_ends(lane: Lane, record_examples: RecordExamples) -> None:
+    """From room for less than its tokens to plenty, drafts and windows included: none is let in to wait for ever."""
+    if not lane.capabilities.grey_box:
+        raise Refused(f"num_pages: engine={lane.engine} does not claim to have pages")
+    requests = plain(WALK, (9,), (12,))
+    outcomes = []
+    for num_pages in range(5, 14):
+        with lane.start(page_size=4, num_pages=num_pages) as engine:
+            try:
+                run = engine.run(requests, max_steps=step_bound(requests))
+            except ValueError as refusal:
+                outcomes.append("declined" if "num_pages" in str(refusal) else str(refusal))
+                continue
+        assert run.idle, f"num_pages={num_pages}: the request was let in, and never ends"
+        lane.check(equal_1(run, lane.baseline(requests)))
+        outcomes.append("ends")
+        record_examples(1)
+    assert outcomes == sorted(outcomes), f"a larger pool takes less: {outcomes}"
+    assert set(outcomes) == {"declined", "ends"}, outcomes
 
 
 @pytest.mark.invariant("CONF-1")

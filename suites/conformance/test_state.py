@@ -7,14 +7,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 
-from harness.invariants import state_1, state_2
+from harness.invariants import accept_1, state_1, state_2
+from harness.workloads.acceptance import deserved
+from harness.workloads.known import known_family
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import chunked_prefill, short_prompts, tiny_pool_preemption
+from harness.workloads.scenarios import chunked_prefill, short_prompts, tiny_pool_preemption, warm_prefix
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
 from suites.tiers import tiered
 
 SNAPSHOTS = (("snapshots", True),)
+SEVERAL_LAYERS = "mtp3"
+"""A drafter of the walks with three MTP layers."""
+
 NEW_TOKENS, REQUESTS = 7, 3
 """Each committed prefix is prefilled by an engine of its own, which is slow: keep them few."""
 
@@ -45,6 +50,24 @@ def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
 @pytest.mark.parametrize("make", tiered([short_prompts, tiny_pool_preemption, chunked_prefill], tiny_pool_preemption))
 def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     judge(lane, make(ROWS), ROWS.family)
+
+
+@pytest.mark.invariant("STATE-1", "ACCEPT-1")
+@pytest.mark.drafters("MTP")
+@pytest.mark.parametrize("make", [warm_prefix, tiny_pool_preemption, chunked_prefill])
+def test_state_of_several_layers(lane: Lane, make: MakeBatch) -> None:
+    """Three MTP layers: what is kept of the last tokens until their rows are final lies by pool row, where others have
+    been before."""
+    lane.grey_box()
+    batch = make(WALK)
+    requests = tuple(capped(replace(r, return_hidden_states=False), NEW_TOKENS) for r in batch.requests[:REQUESTS])
+    setup = lane.setup(k=batch.k, snapshots=True, **batch.setup)
+    with lane.start_setup(replace(setup, target=setup.target.parent / SEVERAL_LAYERS)) as engine:
+        if batch.warm:
+            engine.run(requests)
+        run = engine.run(requests)
+        lane.check(state_1(run, engine.fresh_state))
+    lane.check(accept_1(run, deserved(run, known_family(WALK.family).drafters[SEVERAL_LAYERS])))
 
 
 @pytest.mark.invariant("STATE-2")

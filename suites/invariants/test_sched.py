@@ -115,6 +115,16 @@ def test_sched_3_sees_a_flag_that_leaked_to_a_neighbour() -> None:
     assert_red(found, "SCHED-3", "logprobs is given in only one", request_id="b", expected="not given", got="given")
 
 
+def test_sched_3_sees_what_steps_bring_to_one_who_did_not_ask() -> None:
+    """A completion may have hidden it since."""
+    alone = solo("b")
+    told = [s.step for s in alone.steps if any(d.request_id == "b" for d in s.deltas)]
+    for name, nothing in (("logprobs", ()), ("prefill_hidden", None), ("decode_hidden", ())):
+        silent = both(*(delta(number, "b", **{name: nothing}) for number in told))(alone)
+        found = sched_3(good_run(), {"a": solo("a"), "b": silent})
+        assert_red(found, "SCHED-3", f"steps deliver {name} in only one", request_id="b", expected=False, got=True)
+
+
 def test_sched_3_compares_accept_lens_when_asked() -> None:
     slow = both(completion("b", accept_lens=(1, 1)), delta(1, "b", finished=False), step(0, preempted=()))(good_run())
     assert_red(sched_3(slow, SOLOS, accept_lens=True), "SCHED-3", "accept_lens differ", request_id="b")
