@@ -15,7 +15,16 @@ from pathlib import Path
 
 from harness.mutants.base import BadMutant, Edit, Mutant
 
-FAMILIES = ("stride_alias",)
+FAMILIES = (
+    "stride_alias",
+    "shape_contract",
+    "overshoot",
+    "kv_state",
+    "position_ids",
+    "aux_states",
+    "vocab_mapping",
+    "numerics",
+)
 
 __all__ = ["FAMILIES", "BadMutant", "Edit", "Mutant", "family", "from_folder", "zoo"]
 

@@ -123,7 +123,7 @@ class Watch:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.tell("start", test=nodeid)
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report = yield
         if report.failed and call.excinfo is not None:

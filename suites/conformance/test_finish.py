@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from harness.contract import Request, Run
-from harness.invariants import finish_1, finish_2, finish_2_alone
+from harness.invariants import finish_1, finish_2, finish_2_alone, finish_2_minimum
 from harness.oracles.finish import expected_completion
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
@@ -106,7 +106,8 @@ def test_every_minimum_length(lane: Lane, record_examples: RecordExamples) -> No
     lane.needs("stop_token_ids", "min_new_tokens")
     requests = lane.fit(Batch(minimum_lengths(WALK, 3), 3)).requests
     run, baseline = lane.run(requests, **WIDE), lane.baseline(requests, **WIDE)
-    lane.check(finish_2_alone(run) + finish_1(run, baseline))
+    free = lane.run([replace(r, sampling=replace(r.sampling, min_new_tokens=0)) for r in requests], **WIDE)
+    lane.check(finish_2_alone(run) + finish_2_minimum(run, free) + finish_1(run, baseline))
     record_examples(len(requests))
 
 

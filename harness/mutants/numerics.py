@@ -1,0 +1,98 @@
+"""Numerics/dtype: norms, residuals, scales and precision that are not those the weights were made for."""
+
+from __future__ import annotations
+
+from harness.mutants.base import Edit, Mutant
+
+MUTANTS = (
+    Mutant(
+        id="tree-ranked-by-products",
+        fault="Paths of a draft tree are ranked by products of probabilities, which underflow, not by sums of logs.",
+        bugs=("B264",),
+        lanes=("EAGLE-tree",),
+        live="improbable nodes",
+        red=("ACCEPT-1",),
+        may=("ACCEPT-2", "EQUAL-2"),
+        edits=(
+            Edit(
+                "reference_engine.drafters.tree",
+                """        scores, ids = _best(logits.log_softmax(-1), topk)
+        rows""",
+                """        scores, ids = _best(logits.softmax(-1), topk)
+        rows""",
+            ),
+            Edit(
+                "reference_engine.drafters.tree",
+                """        scores, ids = _best(logits.log_softmax(-1), topk)
+        scores = (self._frontier_scores[:, :, None] + scores).flatten(1)
+""",
+                """        scores, ids = _best(logits.softmax(-1), topk)
+        scores = (self._frontier_scores[:, :, None] * scores).flatten(1)
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        id="superfluous-norm-behind-the-draft-layer",
+        fault="The draft head has a final norm that its architecture does not have.",
+        bugs=("B281", "B282"),
+        lanes=("EAGLE", "EAGLE-tree"),
+        red=("ACCEPT-1",),
+        may=("ACCEPT-2", "EQUAL-2"),
+        edits=(
+            Edit(
+                "reference_engine.drafters.eagle",
+                "            x = layer(x, rotary, context, cache)\n        return x\n",
+                """            x = layer(x, rotary, context, cache)
+        return F.rms_norm(x, x.shape[-1:], self.target.norm, 1e-5)
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        id="residual-missing",
+        fault="The residual block of a draft head leaves its residual out.",
+        bugs=("B282",),
+        lanes=("MEDUSA",),
+        red=("ACCEPT-1",),
+        may=("ACCEPT-2",),
+        edits=(
+            Edit(
+                "reference_engine.drafters.medusa",
+                "rows = rows + F.silu(block(rows))",
+                "rows = F.silu(block(rows))",
+            ),
+        ),
+    ),
+    Mutant(
+        id="shared-embeddings-scaled",
+        fault="The drafter shares the target's embeddings in a form that it was not trained on: scaled by sqrt(hidden).",
+        bugs=("B269",),
+        lanes=("FROZEN_KV_MTP",),
+        red=("ACCEPT-1",),
+        may=("ACCEPT-2",),
+        edits=(
+            Edit(
+                "reference_engine.drafters.frozen_kv_mtp",
+                "F.embedding(token_ids, self.target.embed_tokens), rows]",
+                "F.embedding(token_ids, self.target.embed_tokens) * rows.shape[-1] ** 0.5, rows]",
+            ),
+        ),
+    ),
+    Mutant(
+        id="padding-wins-the-argmax",
+        fault="Where no token is left to choose the verifier's padding wins the argmax: an id behind the vocabulary.",
+        bugs=("B284",),
+        lanes=("CUSTOM", "NGRAM", "STANDALONE"),
+        live="masks that leave no token behind accepted drafts",
+        red=("SHAPE-2",),
+        may=(),
+        edits=(
+            Edit(
+                "reference_engine.sampling.sampler",
+                "emitted = verdict.emitted.masked_fill(verdict.emitted == logits.shape[-1], 0)",
+                "emitted = verdict.emitted",
+            ),
+        ),
+    ),
+)
