@@ -74,7 +74,8 @@ MUTANTS = (
             Edit(
                 "reference_engine.drafters.extract_hidden_states",
                 "drafts = last.masked_fill(inputs.discard, PLACEHOLDER)[:, None]",
-                "drafts = sampled[:, 0].masked_fill(inputs.discard, PLACEHOLDER)[:, None]",
+                "first = torch.where(sampled[:, 0] >= 0, sampled[:, 0], last)\n"
+                "        drafts = first.masked_fill(inputs.discard, PLACEHOLDER)[:, None]",
             ),
         ),
     ),

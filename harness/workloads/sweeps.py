@@ -46,6 +46,21 @@ def stops_and_caps(vocabulary: Vocabulary, k: int, stop: Stop) -> tuple[Request,
     return tuple(requests)
 
 
+def repeated_token(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """One token over and over, for each cap; without a stop, and with the stop strings that its repetitions make."""
+    size, token = depth(k), vocabulary.ordinary[0]
+    text = vocabulary.text((token,))
+    return tuple(
+        Request(
+            request_id=f"s{times}-m{cap}",
+            prompt_token_ids=(token,) * (k + 4),
+            sampling=SamplingParams(max_new_tokens=cap, logit_bias=((token, 100.0),), stop=(text * times,) * (times > 0)),
+        )
+        for times in (0, *range(2, size + 1))
+        for cap in range(1, size + 1)
+    )
+
+
 def two_stops(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
     """Two stops in one block, in every order: an id at p and a string that ends at q."""
     size = depth(k)
