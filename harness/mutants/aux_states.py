@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         id="aux-layer-ids-not-shifted",
-        fault="Ids that count from the output of a layer are taken for those of inputs: every state is one layer early.",
+        fault="Ids that count from the output of a layer are taken for those of inputs: each state is a layer early.",
         bugs=("B258", "B257"),
         lanes=("DFLASH",),
         red=("ACCEPT-1",),

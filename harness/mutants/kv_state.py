@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         id="draft-kv-not-restored-after-preemption",
-        fault="A request that is resumed computes the target's KV again and leaves the drafter's where it was: nowhere.",
+        fault="A request that is resumed computes the target's KV again, and none of the drafter's.",
         bugs=("B079", "B084"),
         lanes=("MTP", "EAGLE", "EAGLE3", "STANDALONE", "DFLASH"),
         live="a preempted request",

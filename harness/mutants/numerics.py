@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         id="shared-embeddings-scaled",
-        fault="The drafter shares the target's embeddings in a form that it was not trained on: scaled by sqrt(hidden).",
+        fault="The drafter shares the target's embeddings in another form than its own: scaled by sqrt(hidden).",
         bugs=("B269",),
         lanes=("FROZEN_KV_MTP",),
         red=("ACCEPT-1",),

@@ -24,7 +24,7 @@ MUTANTS = (
     ),
     Mutant(
         id="slots-from-rotary-positions",
-        fault="Draft KV goes to slots computed from the rotary position, so that siblings of a tree overwrite each other.",
+        fault="Draft KV goes to slots computed from the rotary position: siblings of a tree overwrite each other.",
         bugs=("B098",),
         lanes=("EAGLE-tree",),
         live="rotary positions that are not the places in the cache",
@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         id="block-window-starts-one-late",
-        fault="The start of the block is given one too far: its mask lets every row see a slot that nobody has written.",
+        fault="The start of the block is given one too far: every row sees a slot that nobody has written.",
         bugs=("B094",),
         lanes=("DFLASH",),
         red=("ACCEPT-1",),

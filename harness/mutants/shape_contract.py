@@ -49,7 +49,7 @@ MUTANTS = (
     ),
     Mutant(
         id="stale-columns-of-a-larger-k",
-        fault="Draft columns behind the current k keep the ids of a longer draft, and are verified with those of others.",
+        fault="Draft columns behind the current k keep the ids of a longer draft, and come to be verified.",
         bugs=("B028",),
         lanes=("MEDUSA", "STANDALONE", "NGRAM"),
         live="draft lengths that change, or that differ from request to request",

@@ -22,7 +22,9 @@ MUTANTS = (
                 'ids = ids + weights.take("d2t", draft_vocab, integer=True)',
                 'ids = weights.take("d2t", draft_vocab, integer=True)',
             ),
-            Edit("reference_engine.drafters.eagle3", IDS, "        if int(ids.min()) < 0 or int(ids.max()) >= vocab:\n"),
+            Edit(
+                "reference_engine.drafters.eagle3", IDS, "        if int(ids.min()) < 0 or int(ids.max()) >= vocab:\n"
+            ),
             Edit(
                 "reference_engine.drafters.eagle3",
                 "            if not torch.equal(weights.take(",

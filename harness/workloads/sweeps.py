@@ -54,7 +54,9 @@ def repeated_token(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
         Request(
             request_id=f"s{times}-m{cap}",
             prompt_token_ids=(token,) * (k + 4),
-            sampling=SamplingParams(max_new_tokens=cap, logit_bias=((token, 100.0),), stop=(text * times,) * (times > 0)),
+            sampling=SamplingParams(
+                max_new_tokens=cap, logit_bias=((token, 100.0),), stop=(text * times,) * (times > 0)
+            ),
         )
         for times in (0, *range(2, size + 1))
         for cap in range(1, size + 1)
