@@ -6,46 +6,18 @@ from harness.mutants.base import Edit, Mutant
 
 MUTANTS = (
     Mutant(
-        id="tree-ranked-by-products",
-        fault="Paths of a draft tree are ranked by products of probabilities, which underflow, not by sums of logs.",
-        bugs=("B264",),
-        lanes=("EAGLE-tree",),
-        live="improbable nodes",
-        red=("ACCEPT-1",),
-        may=("ACCEPT-2", "EQUAL-2"),
-        edits=(
-            Edit(
-                "reference_engine.drafters.tree",
-                """        scores, ids = _best(logits.log_softmax(-1), topk)
-        rows""",
-                """        scores, ids = _best(logits.softmax(-1), topk)
-        rows""",
-            ),
-            Edit(
-                "reference_engine.drafters.tree",
-                """        scores, ids = _best(logits.log_softmax(-1), topk)
-        scores = (self._frontier_scores[:, :, None] + scores).flatten(1)
-""",
-                """        scores, ids = _best(logits.softmax(-1), topk)
-        scores = (self._frontier_scores[:, :, None] * scores).flatten(1)
-""",
-            ),
-        ),
-    ),
-    Mutant(
-        id="superfluous-norm-behind-the-draft-layer",
-        fault="The draft head has a final norm that its architecture does not have.",
+        id="superfluous-norm-before-the-draft-layer",
+        fault="The draft head normalises embedding and feature before it merges them, as its architecture does not.",
         bugs=("B281", "B282"),
         lanes=("EAGLE", "EAGLE-tree"),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-2",),
         edits=(
             Edit(
                 "reference_engine.drafters.eagle",
-                "            x = layer(x, rotary, context, cache)\n        return x\n",
-                """            x = layer(x, rotary, context, cache)
-        return F.rms_norm(x, x.shape[-1:], self.target.norm, 1e-5)
-""",
+                "        x = self.fc(torch.cat([embedding, features], dim=-1))\n",
+                "        both = torch.cat([embedding, features], dim=-1)\n"
+                "        x = self.fc(F.rms_norm(both, both.shape[-1:]))\n",
             ),
         ),
     ),

@@ -27,8 +27,8 @@ MUTANTS = (
             ),
             Edit(
                 "reference_engine.drafters.eagle3",
-                "            if not torch.equal(weights.take(",
-                "            if False and not torch.equal(weights.take(",
+                'if not torch.equal(weights.take("t2d", vocab, integer=True).bool(), mask):',
+                'if len(weights.take("t2d", vocab, integer=True)) != len(mask):',
             ),
         ),
     ),
