@@ -22,7 +22,7 @@ MUTANTS = (
         lanes=("EXTRACT", "EAGLE3", "DFLASH"),
         live="a request with prompt logprobs; the real engine crashed where the states were concatenated",
         red=("STATE-2",),
-        may=("STATE-1", "ALIAS-1", "ACCEPT-1"),
+        may=("STATE-1", "ALIAS-1", "ACCEPT-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -43,7 +43,7 @@ MUTANTS = (
         lanes=("EAGLE3", "DFLASH", "EXTRACT"),
         live="a prefill in chunks",
         red=("STATE-2",),
-        may=("STATE-1", "ALIAS-1", "ACCEPT-1", "ACCEPT-2", "EQUAL-2"),
+        may=("STATE-1", "ALIAS-1", "ACCEPT-1", "ACCEPT-2", "EQUAL-2", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -62,7 +62,7 @@ MUTANTS = (
         bugs=("B254",),
         lanes=("EAGLE3",),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.model.config",
@@ -78,7 +78,7 @@ MUTANTS = (
         bugs=("B258", "B257"),
         lanes=("DFLASH",),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.dflash",
@@ -93,6 +93,7 @@ MUTANTS = (
         bugs=("B256",),
         lanes=("EXTRACT",),
         red=("ALIAS-1",),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "reference_engine.model.causal_lm",
@@ -108,7 +109,7 @@ MUTANTS = (
         lanes=("FROZEN_KV_MTP",),
         live="two drafts or more",
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.frozen_kv_mtp",

@@ -13,7 +13,7 @@ MUTANTS = (
         lanes=("EAGLE", "EAGLE3"),
         live="an accepted draft",
         red=("STATE-1",),
-        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.feature",
@@ -32,7 +32,7 @@ MUTANTS = (
         lanes=("STANDALONE",),
         live="a rejected draft",
         red=("STATE-1",),
-        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.standalone",
@@ -55,7 +55,7 @@ MUTANTS = (
         lanes=("DFLASH", "STANDALONE", "EAGLE", "EAGLE3", "MTP"),
         live="steps with k = 0, and drafts again after them",
         red=("ACCEPT-2",),
-        may=("STATE-1", "ACCEPT-1"),
+        may=("STATE-1", "ACCEPT-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.base",
@@ -74,7 +74,7 @@ MUTANTS = (
         lanes=("MTP", "EAGLE", "EAGLE3", "STANDALONE", "DFLASH"),
         live="a preempted request",
         red=("STATE-1",),
-        may=("ACCEPT-1", "ACCEPT-2"),
+        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -96,7 +96,18 @@ MUTANTS = (
         lanes=("EAGLE-tree",),
         live="an accepted path that is not the first nodes of the tree",
         red=("STATE-1",),
-        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "ACCEPT-2", "LOGP-1", "FINISH-1", "SCHED-1"),
+        may=(
+            "EQUAL-1",
+            "EQUAL-2",
+            "ALIAS-1",
+            "ACCEPT-1",
+            "ACCEPT-2",
+            "LOGP-1",
+            "FINISH-1",
+            "SCHED-1",
+            "SCHED-3",
+            "CONF-1",
+        ),
         edits=(
             Edit(
                 "reference_engine.cache.kv",
@@ -113,7 +124,7 @@ MUTANTS = (
         lanes=("STANDALONE", "MTP"),
         live="a target with recurrent layers, and a rejected draft",
         red=("STATE-1",),
-        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "LOGP-1", "FINISH-1", "SCHED-1", "SCHED-3"),
+        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "LOGP-1", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -130,7 +141,7 @@ MUTANTS = (
         lanes=("NGRAM", "STANDALONE", "MTP"),
         live="a target with recurrent layers, and a prefill in chunks beside another request",
         red=("STATE-1",),
-        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "LOGP-1", "FINISH-1", "SCHED-1", "SCHED-3"),
+        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "LOGP-1", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",

@@ -11,7 +11,7 @@ MUTANTS = (
         bugs=("B281", "B282"),
         lanes=("EAGLE", "EAGLE-tree"),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.eagle",
@@ -27,7 +27,7 @@ MUTANTS = (
         bugs=("B282",),
         lanes=("MEDUSA",),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.medusa",
@@ -42,7 +42,7 @@ MUTANTS = (
         bugs=("B269",),
         lanes=("FROZEN_KV_MTP",),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.frozen_kv_mtp",
@@ -55,10 +55,10 @@ MUTANTS = (
         id="padding-wins-the-argmax",
         fault="Where no token is left to choose the verifier's padding wins the argmax: an id behind the vocabulary.",
         bugs=("B284",),
-        lanes=("CUSTOM", "NGRAM", "STANDALONE"),
+        lanes=("NGRAM", "STANDALONE", "EAGLE"),
         live="masks that leave no token behind accepted drafts",
         red=("SHAPE-2",),
-        may=(),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",

@@ -12,7 +12,7 @@ MUTANTS = (
         lanes=("STANDALONE", "EAGLE", "MTP", "MEDUSA"),
         live="a stop and the length cap in one block",
         red=("FINISH-1",),
-        may=("EQUAL-1", "EQUAL-2", "FINISH-2", "SCHED-1", "SCHED-3"),
+        may=("EQUAL-1", "EQUAL-2", "FINISH-2", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -35,7 +35,7 @@ MUTANTS = (
         lanes=("DFLASH", "STANDALONE", "NGRAM"),
         live="a stop in the middle of an accepted block",
         red=("FINISH-1",),
-        may=("EQUAL-1", "EQUAL-2", "FINISH-2", "SCHED-1", "SCHED-3"),
+        may=("EQUAL-1", "EQUAL-2", "FINISH-2", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -53,7 +53,7 @@ MUTANTS = (
         lanes=("NGRAM", "STANDALONE", "EAGLE"),
         live="a block that reaches over the cap",
         red=("FINISH-2",),
-        may=("FINISH-1", "EQUAL-1", "EQUAL-2"),
+        may=("FINISH-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -69,7 +69,7 @@ MUTANTS = (
         lanes=("CUSTOM", "NGRAM", "STANDALONE"),
         live="a stop right behind the minimum length, inside a block",
         red=("FINISH-2",),
-        may=("FINISH-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
+        may=("FINISH-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",
@@ -85,7 +85,7 @@ MUTANTS = (
         lanes=("FROZEN_KV_MTP", "EAGLE", "EAGLE3", "STANDALONE", "DFLASH"),
         live="hidden states, and a last block that reaches over the end",
         red=("COUNT-1",),
-        may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "FINISH-1"),
+        may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -101,6 +101,7 @@ MUTANTS = (
         lanes=("MTP", "STANDALONE"),
         live="a last block that reaches over the end",
         red=("COUNT-1",),
+        may=("EQUAL-1", "EQUAL-2", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -116,7 +117,7 @@ MUTANTS = (
         lanes=("MTP", "STANDALONE", "NGRAM"),
         live="a block that is accepted whole; the text stays right",
         red=("ACCEPT-2",),
-        may=("ACCEPT-1",),
+        may=("ACCEPT-1", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",

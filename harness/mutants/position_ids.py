@@ -12,7 +12,7 @@ MUTANTS = (
         lanes=("MTP",),
         live="a draft that looks at the first row",
         red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
+        may=("ACCEPT-2", "EQUAL-2", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.mtp",
@@ -29,7 +29,7 @@ MUTANTS = (
         lanes=("EAGLE-tree",),
         live="rotary positions that are not the places in the cache",
         red=("ACCEPT-1",),
-        may=("ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-2", "EQUAL-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.base",
@@ -44,7 +44,7 @@ MUTANTS = (
         bugs=("B094",),
         lanes=("DFLASH",),
         red=("ACCEPT-1",),
-        may=("ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-2", "EQUAL-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.dflash",
@@ -60,7 +60,7 @@ MUTANTS = (
         lanes=("EAGLE", "EAGLE3"),
         live="a prefix hit",
         red=("STATE-1",),
-        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2"),
+        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.feature",

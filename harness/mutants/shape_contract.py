@@ -19,7 +19,7 @@ MUTANTS = (
         lanes=("EXTRACT",),
         live="the runner cuts what does not fit; the real one crashed there",
         red=("SHAPE-1",),
-        may=("ACCEPT-1",),
+        may=("ACCEPT-1", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.extract_hidden_states",
@@ -36,6 +36,7 @@ MUTANTS = (
         lanes=("MTP",),
         live="fewer draft steps than the engine was started with",
         red=("SHAPE-1",),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "reference_engine.drafters.base",
@@ -54,6 +55,7 @@ MUTANTS = (
         lanes=("MEDUSA", "STANDALONE", "NGRAM"),
         live="draft lengths that change, or that differ from request to request",
         red=("ACCEPT-1",),
+        may=("EQUAL-2", "LAW-3", "SCHED-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -70,6 +72,7 @@ MUTANTS = (
         lanes=("EXTRACT",),
         live="a step that commits two tokens",
         red=("ACCEPT-1",),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "reference_engine.drafters.extract_hidden_states",
@@ -86,6 +89,7 @@ MUTANTS = (
         lanes=("NGRAM", "CUSTOM"),
         live="a rejected draft; nobody reads the slots, since all go by the accept lengths",
         red=("SHAPE-2",),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",
@@ -101,6 +105,7 @@ MUTANTS = (
         lanes=("CUSTOM", "NGRAM", "EAGLE"),
         live="a request with fewer drafts than its neighbour",
         red=("SHAPE-2",),
+        may=("CONF-1",),
         edits=(
             Edit(
                 "reference_engine.runner",

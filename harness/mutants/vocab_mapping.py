@@ -15,7 +15,7 @@ MUTANTS = (
         lanes=("EAGLE3",),
         live="a draft vocabulary that is not the first ids of the target's",
         red=("ACCEPT-1",),
-        may=("ACCEPT-2", "CONF-2"),
+        may=("ACCEPT-2", "CONF-2", "LOGP-1", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.drafters.eagle3",

@@ -117,14 +117,13 @@ def test_every_minimum_length(lane: Lane, record_examples: RecordExamples) -> No
 @pytest.mark.invariant("FINISH-1", "FINISH-2")
 @pytest.mark.drafters(*WITHOUT_CHECKPOINT)
 def test_every_end_of_a_text_that_is_drafted_right(lane: Lane, record_examples: RecordExamples) -> None:
-    """What looks its drafts up has none in the texts above, and so no block of several tokens that an end could cut."""
+    """What looks its drafts up has none in the texts above, and so no block of several tokens that an end could cut.
+    ACCEPT-2 holds that all of them are accepted in this one."""
     lane.needs("logit_bias", "stop")
     requests = repeated_token(WALK, 3)
     longest = tuple(capped(request, depth(3)) for request in requests)
     run, longer = (lane.run(some, **WIDE) for some in (requests, longest))
     lane.check(finish_1(run, lane.baseline(requests, **WIDE), detokenize=WALK.text) + finish_2(run, longer))
-    lens = [length for done in longer.completions for length in done.accept_lens or ()]
-    assert max(lens) == 1 + (lane.spec.max_k or 3), "no draft is accepted"
     record_examples(len(requests))
 
 
