@@ -73,8 +73,8 @@ MUTANTS = (
         bugs=("B079", "B084"),
         lanes=("MTP", "EAGLE", "EAGLE3", "STANDALONE", "DFLASH"),
         live="a preempted request",
-        red=("STATE-1",),
-        may=("ACCEPT-1", "ACCEPT-2", "EQUAL-2", "LAW-3", "CONF-1"),
+        red=("ACCEPT-2",),
+        may=("STATE-1", "ACCEPT-1", "EQUAL-2", "LAW-3", "CONF-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
