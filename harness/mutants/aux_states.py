@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         id="aux-layer-ids-not-shifted",
         fault="Ids that count from the output of a layer are taken for those of inputs: each state is a layer early.",
-        bugs=("B258", "B257"),
+        bugs=("B258",),
         lanes=("DFLASH",),
         red=("ACCEPT-1",),
         may=("ACCEPT-2", "LOGP-1", "CONF-1"),

@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         id="recurrent-state-after-the-whole-window",
         fault="The recurrent state that is kept has taken in the whole verify window, rejected drafts included.",
-        bugs=("B071", "B080"),
+        bugs=("B071",),
         lanes=("STANDALONE", "MTP"),
         live="a target with recurrent layers, and a rejected draft",
         red=("STATE-1",),

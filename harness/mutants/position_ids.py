@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         id="draft-positions-without-the-cached-prefix",
         fault="After a prefix hit the drafter counts rotary positions from the first token that was computed.",
-        bugs=("B102", "B088"),
+        bugs=("B102",),
         lanes=("EAGLE", "EAGLE3"),
         live="a prefix hit",
         red=("STATE-1",),
