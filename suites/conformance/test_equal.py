@@ -50,8 +50,8 @@ def strayed(run: Run, vocabulary: Vocabulary) -> list[Violation]:
         row = first_difference(said, right)
         if row is not None:
             violation = Violation(
-                "EQUAL-1",
-                "token is not what the weights say" if done else "request has no completion",
+                invariant="EQUAL-1",
+                message="token is not what the weights say" if done else "request has no completion",
                 request_id=request.request_id,
                 position=len(request.prompt_token_ids) + row,
                 row=row,
