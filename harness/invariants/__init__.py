@@ -23,7 +23,7 @@ from harness.invariants.base import (
 from harness.invariants.count import count_1
 from harness.invariants.counters import count_2, count_2_blocks
 from harness.invariants.equal import equal_1, equal_2
-from harness.invariants.finish import finish_1, finish_1_alone, finish_2, finish_2_alone
+from harness.invariants.finish import finish_1, finish_1_alone, finish_2, finish_2_alone, finish_2_minimum
 from harness.invariants.gram import gram_1
 from harness.invariants.kv import kv_1, kv_1_poison
 from harness.invariants.law import law_1, law_2, law_3, law_3_independent
@@ -63,6 +63,7 @@ __all__ = [
     "finish_1_alone",
     "finish_2",
     "finish_2_alone",
+    "finish_2_minimum",
     "gram_1",
     "invariant",
     "judge",

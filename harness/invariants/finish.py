@@ -230,3 +230,28 @@ def finish_2_alone(run: Run, eos_token_ids: Collection[int] | None = None) -> li
                 message = "finished before min_new_tokens"
                 out.append(fault(message, expected=f"at least {least}", got=len(done.token_ids)))
     return out
+
+
+@invariant("FINISH-2", needs={"completion", "baseline"})
+def finish_2_minimum(run: Run, free: Run, eos_token_ids: Collection[int] | None = None) -> list[Violation]:
+    """`free` ran the same requests with min_new_tokens=0: a minimum that an output passes by itself changes nothing."""
+    if any(request.sampling.min_new_tokens for request in free.requests):
+        raise Misuse("free: has requests with min_new_tokens; it must be the run without")
+    eos = stored_eos(run) if eos_token_ids is None else frozenset(eos_token_ids)
+    pairs, out = paired("FINISH-2", run, free, "run without min_new_tokens")
+    for pair in pairs:
+        sampling, got, right = pair.request.sampling, pair.got, pair.right
+        least = sampling.min_new_tokens
+        met = not {*right.token_ids[:least]} & {*eos, *sampling.stop_token_ids} and right.finish_reason != "abort"
+        if pair.cut or not met or (right.finish_reason == "stop" and len(right.token_ids) <= least):
+            continue
+        fault = partial(blame, "FINISH-2", pair.key)
+        row = first_difference(got.token_ids, right.token_ids)
+        if row is not None:
+            message = f"min_new_tokens={least} changes an output that is longer without it"
+            a, b = token_at(got.token_ids, row), token_at(right.token_ids, row)
+            out.append(fault(message, position=len(got.prompt_token_ids) + row, row=row, expected=b, got=a))
+        elif got.finish_reason != right.finish_reason:
+            message = f"min_new_tokens={least} changes the finish reason of an output that is longer without it"
+            out.append(fault(message, expected=right.finish_reason, got=got.finish_reason))
+    return out

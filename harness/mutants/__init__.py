@@ -17,6 +17,13 @@ from harness.mutants.base import BadMutant, Edit, Mutant
 
 FAMILIES = (
     "stride_alias",
+    "shape_contract",
+    "overshoot",
+    "kv_state",
+    "position_ids",
+    "aux_states",
+    "vocab_mapping",
+    "numerics",
     "scheduler",
     "overlap",
     "metrics",

@@ -46,6 +46,36 @@ def stops_and_caps(vocabulary: Vocabulary, k: int, stop: Stop) -> tuple[Request,
     return tuple(requests)
 
 
+def repeated_token(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """One token over and over, for each cap; without a stop, and with the stop strings that its repetitions make."""
+    size, token = depth(k), vocabulary.ordinary[0]
+    text = vocabulary.text((token,))
+    return tuple(
+        Request(
+            request_id=f"s{times}-m{cap}",
+            prompt_token_ids=(token,) * (k + 4),
+            sampling=SamplingParams(
+                max_new_tokens=cap, logit_bias=((token, 100.0),), stop=(text * times,) * (times > 0)
+            ),
+        )
+        for times in (0, *range(2, size + 1))
+        for cap in range(1, size + 1)
+    )
+
+
+def dead_ends(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
+    """One request for each output length over all of `depth(k)`, behind which its masks leave no token to choose."""
+    size = depth(k)
+    prompt, stream = _walk(vocabulary, size)
+    requests = []
+    for length in range(1, size + 1):
+        allowed = stream[:length]
+        dead = tuple((stream[length - 1], token) for token in allowed)
+        sampling = SamplingParams(max_new_tokens=size + 1, allowed_token_ids=allowed, bad_words=dead)
+        requests.append(Request(request_id=f"d{length}", prompt_token_ids=prompt, sampling=sampling))
+    return tuple(requests)
+
+
 def two_stops(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
     """Two stops in one block, in every order: an id at p and a string that ends at q."""
     size = depth(k)

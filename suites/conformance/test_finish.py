@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 
 from harness.contract import Request, Run
-from harness.invariants import finish_1, finish_2, finish_2_alone
+from harness.invariants import finish_1, finish_2, finish_2_alone, finish_2_minimum
 from harness.oracles.finish import expected_completion
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
+from harness.workloads.lanes import LANES
 from harness.workloads.strategies import Batch
 from harness.workloads.sweeps import (
     WIDE,
@@ -20,6 +21,7 @@ from harness.workloads.sweeps import (
     depth,
     ends_of_sequence,
     minimum_lengths,
+    repeated_token,
     stops_and_caps,
     two_stops,
 )
@@ -30,6 +32,7 @@ PERFECT = vocabulary("walk-perfect")
 """Full blocks: a stop at every position is a stop at every place of a block."""
 
 REACHES_EOS = vocabulary("walk-eos")
+WITHOUT_CHECKPOINT = [name for name, spec in LANES.items() if spec.without_checkpoint]
 
 
 def oracle(run: Run, family: str) -> Run:
@@ -107,7 +110,21 @@ def test_every_minimum_length(lane: Lane, record_examples: RecordExamples) -> No
     lane.needs("stop_token_ids", "min_new_tokens")
     requests = lane.fit(Batch(minimum_lengths(WALK, 3), 3)).requests
     run, baseline = lane.run(requests, **WIDE), lane.baseline(requests, **WIDE)
-    lane.check(finish_2_alone(run) + finish_1(run, baseline))
+    free = lane.run([replace(r, sampling=replace(r.sampling, min_new_tokens=0)) for r in requests], **WIDE)
+    lane.check(finish_2_alone(run) + finish_2_minimum(run, free) + finish_1(run, baseline))
+    record_examples(len(requests))
+
+
+@pytest.mark.invariant("FINISH-1", "FINISH-2")
+@pytest.mark.drafters(*WITHOUT_CHECKPOINT)
+def test_every_end_of_a_text_that_is_drafted_right(lane: Lane, record_examples: RecordExamples) -> None:
+    """What looks its drafts up has none in the texts above, and so no block of several tokens that an end could cut.
+    ACCEPT-2 holds that all of them are accepted in this one."""
+    lane.needs("logit_bias", "stop")
+    requests = repeated_token(WALK, 3)
+    longest = tuple(capped(request, depth(3)) for request in requests)
+    run, longer = (lane.run(some, **WIDE) for some in (requests, longest))
+    lane.check(finish_1(run, lane.baseline(requests, **WIDE), detokenize=WALK.text) + finish_2(run, longer))
     record_examples(len(requests))
 
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from harness.invariants import shape_1, shape_2
+from harness.invariants import equal_1, shape_1, shape_2
+from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.scenarios import ragged_eight
 from harness.workloads.strategies import Batch
+from harness.workloads.sweeps import WIDE, dead_ends
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, offering, scenarios
 from suites.tiers import tiered
 
@@ -41,3 +43,15 @@ def test_ids_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
     for _, run in scenarios(lane):
         lane.check(shape_2(run))
         record_examples(1)
+
+
+@pytest.mark.invariant("SHAPE-2", "EQUAL-1")
+def test_ids_where_none_is_left_to_choose(lane: Lane, record_examples: RecordExamples) -> None:
+    """At every place of a block, behind drafts that are right."""
+    lane.needs("allowed_token_ids", "bad_words")
+    perfect = vocabulary("walk-perfect")
+    requests = dead_ends(perfect, 3)
+    run = lane.run(requests, family=perfect.family, **WIDE)
+    lane.check(shape_2(run) + equal_1(run, lane.baseline(requests, family=perfect.family, **WIDE)))
+    assert [len(done.token_ids) for done in run.completions] == list(range(1, len(requests) + 1))
+    record_examples(len(requests))

@@ -47,7 +47,10 @@ def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("STATE-1")
-@pytest.mark.parametrize("make", tiered([short_prompts, tiny_pool_preemption, chunked_prefill], tiny_pool_preemption))
+@pytest.mark.parametrize(
+    "make",
+    tiered([short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix], tiny_pool_preemption, warm_prefix),
+)
 def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     judge(lane, make(ROWS), ROWS.family)
 

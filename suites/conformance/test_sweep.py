@@ -112,11 +112,13 @@ def noticed(lane: Lane, run: Run, name: str) -> bool:
 @pytest.mark.invariant("CONF-2")
 @pytest.mark.drafters(*WITH_CHECKPOINT)
 def test_every_tensor_matters(lane: Lane, thorough: bool, tmp_path: Path, record_examples: RecordExamples) -> None:
-    """Random tensors: in the fast tier the largest few of the drafter, or else of the target."""
+    """Random tensors: in the fast tier the largest few of the drafter, or else of the target, and those that an engine
+    could take from elsewhere instead."""
     workshop, setup = bench(lane, tmp_path / "bench")
     claimed = lane.capabilities.features
     own = [name for name in workshop.names if is_drafters(lane, name)]
-    for name in workshop.names if thorough else (own or workshop.names)[:FEW]:
+    few = [*(own or workshop.names)[:FEW], *(name for name in own if name in OPTIONAL)]
+    for name in workshop.names if thorough else few:
         workshop.damage(randomised, name)
         refusal = declined(lane, setup)
         if name in MAPS and refusal:

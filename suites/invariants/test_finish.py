@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.contract import Request, Run, Usage
-from harness.invariants import Misuse, finish_1, finish_1_alone, finish_2, finish_2_alone
+from harness.invariants import Misuse, finish_1, finish_1_alone, finish_2, finish_2_alone, finish_2_minimum
 
 from .builders import ACCEPTS, Corruption, assert_red, both, completion, follower, good_run, request, step, text_of
 
@@ -215,6 +215,33 @@ def test_finish_2_alone_is_red(corrupt: Corruption, says: str, where: dict[str, 
     assert finish_2_alone(both(least, ended((11, 10, 5, 9)))(good_run()), EOS) == []
     assert finish_2_alone(both(least, ended((11, 10, 5)))(good_run()), EOS) == []
     assert_red(finish_2_alone(both(least, corrupt)(good_run()), EOS), "FINISH-2", says, request_id="b", **where)
+
+
+FREE = both(asked(stop_token_ids=(5,)), ended(B[:3]))
+"""Without a minimum request b stops at its third token."""
+
+
+@pytest.mark.parametrize(
+    ("least", "corrupt", "says", "where"),
+    [
+        (2, ended(B, "length"), "changes an output that is longer", {"row": 3, "position": 8, "expected": "the end"}),
+        (1, ended((11, 10, 12)), "changes an output that is longer", {"row": 2, "expected": 5, "got": 12}),
+        (2, ended(B[:3], "length"), "changes the finish reason", {"expected": "stop", "got": "length"}),
+    ],
+)
+def test_finish_2_minimum_is_red(least: int, corrupt: Corruption, says: str, where: dict[str, Any]) -> None:
+    """A minimum that bans a row too many, or reaches where it must not."""
+    free = FREE(good_run())
+    asking = both(FREE, asked(min_new_tokens=least))(good_run())
+    assert finish_2_minimum(asking, free, EOS) == []
+    assert_red(finish_2_minimum(corrupt(asking), free, EOS), "FINISH-2", says, request_id="b", **where)
+
+
+def test_a_minimum_that_bans_a_stop_changes_the_output() -> None:
+    other = both(FREE, asked(min_new_tokens=3), ended((11, 10, 12, 7), "length"))(good_run())
+    assert finish_2_minimum(other, FREE(good_run()), EOS) == []
+    with pytest.raises(Misuse, match="the run without"):
+        finish_2_minimum(other, other, EOS)
 
 
 def test_a_full_context_ends_a_request_before_its_minimum() -> None:
