@@ -7,24 +7,6 @@ from harness.mutants.scheduler import EVERYBODY
 
 MUTANTS = (
     Mutant(
-        id="missing-head-is-left-random",
-        fault="A draft head whose projection is not in the checkpoint runs with the weights that it was made with.",
-        bugs=("B246",),
-        lanes=("EAGLE3",),
-        live="a checkpoint without lm_head.weight",
-        red=("CONF-2",),
-        edits=(
-            Edit(
-                "reference_engine.drafters.eagle3",
-                '        self.lm_head = Linear([weights.take("lm_head.weight", vocab, hidden)])\n',
-                """        head = weights.take_optional("lm_head.weight", vocab, hidden)
-        fresh = torch.randn(vocab, hidden, device=self.device).to(config.torch_dtype)
-        self.lm_head = Linear([fresh if head is None else head])
-""",
-            ),
-        ),
-    ),
-    Mutant(
         id="any-shape-is-loaded",
         fault="Tensors are taken from a drafter's or target's checkpoint whatever their shape.",
         bugs=("B299",),

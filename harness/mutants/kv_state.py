@@ -134,37 +134,4 @@ MUTANTS = (
             ),
         ),
     ),
-    Mutant(
-        id="no-accepted-token-is-index-minus-one",
-        fault="A chunk that samples nothing counts 0 accepted tokens: state -1 is the last one of the neighbour.",
-        bugs=("B039",),
-        lanes=("NGRAM", "STANDALONE", "MTP"),
-        live="a target with recurrent layers, and a prefill in chunks beside another request",
-        red=("STATE-1",),
-        may=("EQUAL-1", "EQUAL-2", "ALIAS-1", "ACCEPT-1", "LOGP-1", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
-        edits=(
-            Edit(
-                "reference_engine.runner",
-                "        self._settle(context.recurrent, rows[:size], starts[:size], offsets",
-                """        if context.recurrent is not None:
-            context.recurrent.accepted = torch.tensor(batch.ends_prefill).long()
-        self._settle(context.recurrent, rows[:size], starts[:size], offsets""",
-            ),
-            Edit(
-                "reference_engine.cache.recurrent",
-                "    parents: torch.Tensor | None = None\n",
-                "    parents: torch.Tensor | None = None\n    accepted: torch.Tensor | None = None\n",
-            ),
-            Edit(
-                "reference_engine.cache.recurrent",
-                "            self.states[layer, rows] = after[requests, last]\n",
-                """            state = after[requests, last]
-            if done.accepted is not None:
-                before = after[:, -1].roll(1, dims=0)[: len(rows)]
-                state = torch.where((done.accepted > 0)[:, None, None, None], state, before)
-            self.states[layer, rows] = state
-""",
-            ),
-        ),
-    ),
 )

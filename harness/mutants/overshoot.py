@@ -95,22 +95,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        id="whole-block-charged",
-        fault="Usage counts the whole accepted block, also the tokens that the end of the request cuts off.",
-        bugs=("B049", "B285"),
-        lanes=("MTP", "STANDALONE"),
-        live="a last block that reaches over the end",
-        red=("COUNT-1",),
-        may=("EQUAL-1", "EQUAL-2", "FINISH-1", "SCHED-1", "SCHED-3", "CONF-1"),
-        edits=(
-            Edit(
-                "reference_engine.output",
-                "num_output_tokens=len(request.output_token_ids),",
-                "num_output_tokens=max(len(request.output_token_ids), 1 + sum(request.accept_lens)),",
-            ),
-        ),
-    ),
-    Mutant(
         id="bonus-token-dropped",
         fault="When all drafts are accepted the bonus token is dropped: k tokens a step, never k + 1.",
         bugs=("B055",),

@@ -50,22 +50,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        id="hidden-rows-of-the-whole-block",
-        fault="Hidden rows are not cut where the tokens of the last block are: there are more of them than tokens.",
-        bugs=("B059",),
-        lanes=("DFLASH", "STANDALONE", "EAGLE-tree"),
-        live="a request with hidden states that ends inside a block",
-        red=("COUNT-1",),
-        may=("ALIAS-1", "CONF-1"),
-        edits=(
-            Edit(
-                "reference_engine.output",
-                "result.hidden[window + node].clone() for node in path[: len(tokens)])",
-                "result.hidden[window + node].clone() for node in path if node >= 0)",
-            ),
-        ),
-    ),
-    Mutant(
         id="cached-prefix-shifts-kept-rows",
         fault="Kept rows are counted from the first page that a request computed itself: a cached prefix shifts them.",
         bugs=("B038",),
