@@ -40,6 +40,7 @@ MARKERS = (
     "real_model: needs a real checkpoint (make real-model)",
     "perf: a benchmark (make bench)",
     "full: runs with --tier full only",
+    "composite: judges by every invariant, so that its failure says little about the one that it is marked with",
     "kernels: properties of the Triton kernels (make kernels)",
     "gpu: needs a CUDA device",
 )

@@ -112,6 +112,8 @@ class Watch:
             told = [self.wish.first.index(name) for name in ids if name in first]
             if told:
                 chosen.append((min(told), item))
+            elif item.get_closest_marker("composite") and self.wish.others is not None:
+                continue
             elif not ids:
                 chosen += [(-1, item)] if self.wish.unmarked else []
             elif self.wish.others is None or any(left[name] < self.wish.others for name in ids):

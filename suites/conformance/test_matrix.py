@@ -18,6 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
 
 
 @pytest.mark.invariant("CONF-1")
+@pytest.mark.composite
 def test_every_feature_works_or_is_declined(lane: Lane, record_examples: RecordExamples) -> None:
     cells = row(lane)
     record_examples(len(cells))
