@@ -160,7 +160,6 @@ class Laboratory:
         """What to do once there is a folder. Raises `BadMutant` when an edit does not fit."""
         sources = edited_sources(mutant.edits)
         lanes = mutant.lanes if all_lanes else mutant.lanes[:1]
-        first = tuple(sorted(mutant.expected, key=lambda name: name not in mutant.red))
 
         def make(folder: Path) -> Order:
             own = mkdtemp(prefix=f"{mutant.id}-", dir=folder)
@@ -168,7 +167,7 @@ class Laboratory:
                 sources=sources,
                 lanes=lanes,
                 tests=mutant.suites,
-                first=first,
+                first=mutant.red,
                 folder=own,
                 checkpoints=str(folder / "checkpoints"),
                 **wishes,
