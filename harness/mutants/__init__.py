@@ -15,7 +15,15 @@ from pathlib import Path
 
 from harness.mutants.base import BadMutant, Edit, Mutant
 
-FAMILIES = ("stride_alias",)
+FAMILIES = (
+    "stride_alias",
+    "losslessness",
+    "logprobs",
+    "grammar",
+    "prefix_cache",
+    "padding",
+    "performance",
+)
 
 __all__ = ["FAMILIES", "BadMutant", "Edit", "Mutant", "family", "from_folder", "zoo"]
 

@@ -12,7 +12,7 @@ from harness.contract import Run
 from harness.invariants import Violation, equal_1, equal_2
 from harness.invariants.compare import first_difference, token_at
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import ragged_eight, ragged_five, tiny_pool_preemption
+from harness.workloads.scenarios import plain, ragged_eight, ragged_five, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from suites.conformance.arrange import (
@@ -121,6 +121,21 @@ def test_setup(lane: Lane, name: str) -> None:
     changed = replace(batch, changes=tuple(changes.items()), warm="warm" in SETUPS[name])
     variant = lane.run_batch(changed, family=ROWS.family)
     lane.check(equal_2(run, variant, accept_lens=lane.speculative, name=name))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_warm_prefixes_are_found(lane: Lane) -> None:
+    """Every full page of a prompt that ran before, but what must be left to compute. Prompts end before, at and behind
+    a page border."""
+    lane.grey_box()
+    size, lengths = 4, range(3, 26, 2)
+    requests = plain(ROWS, tuple(lengths), (5,) * len(lengths))
+    batch = Batch(requests, k=3, changes=(("page_size", size),))
+    run = lane.run_batch(batch, family=ROWS.family)
+    warm = lane.run_batch(replace(batch, warm=True), family=ROWS.family)
+    lane.check(equal_2(run, warm, accept_lens=lane.speculative, name="warm"))
+    hits = {n: warm.of(request.request_id).usage.cached_tokens for request, n in zip(requests, lengths, strict=True)}
+    assert hits == {n: (n - 1) // size * size for n in lengths}
 
 
 @pytest.mark.invariant("EQUAL-2")
