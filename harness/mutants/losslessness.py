@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from harness.mutants.base import Edit, Mutant
 
+WRONG_TOKENS = (
+    "ALIAS-1",
+    "CONF-1",
+    "EQUAL-2",
+    "FINISH-1",
+    "FINISH-2",
+    "GRAM-1",
+    "LAW-1",
+    "LOGP-1",
+    "SCHED-1",
+    "SCHED-3",
+)
+"""What sees that a greedy request says something else than it should, or that its KV is that of other tokens."""
+
+PENALTIES = ("CONF-1", "EQUAL-2", "FINISH-1", "FINISH-2", "LAW-1", "LAW-2", "SCHED-1", "SCHED-3")
+"""What sees that a penalty acts otherwise behind drafts."""
+
 MUTANTS = (
     Mutant(
         id="first-draft-unverified",
@@ -12,6 +29,8 @@ MUTANTS = (
         lanes=("NGRAM", "CUSTOM", "STANDALONE"),
         live="greedy requests with drafts",
         red=("EQUAL-1",),
+        may=("ACCEPT-1", "ACCEPT-2", "STATE-1", *WRONG_TOKENS),
+        smoke="wrong",
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",
@@ -37,7 +56,7 @@ MUTANTS = (
         lanes=("STANDALONE", "CUSTOM"),
         live="a draft that agrees behind one that does not",
         red=("EQUAL-1",),
-        smoke="wrong",
+        may=("ACCEPT-1", "ACCEPT-2", "COUNT-2", "STATE-1", *WRONG_TOKENS),
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",
@@ -53,6 +72,7 @@ MUTANTS = (
         lanes=("CUSTOM", "NGRAM", "STANDALONE"),
         live="a target that says token 0 where a row has fewer drafts than its neighbours",
         red=("COUNT-2", "ACCEPT-1"),
+        may=("EQUAL-1", "EQUAL-2", "GRAM-1"),
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",
@@ -68,6 +88,7 @@ MUTANTS = (
         lanes=("NGRAM", "STANDALONE", "DFLASH"),
         live="sampled requests whose drafts are chosen without chance",
         red=("LAW-2",),
+        may=("LOGP-1",),  # no draft is accepted, so its test has no accepted tokens to look at
         edits=(
             Edit(
                 "kernels.verify_chain_sampled",
@@ -105,7 +126,7 @@ MUTANTS = (
         lanes=("DFLASH", "STANDALONE", "EAGLE-tree"),
         live="repetition_penalty",
         red=("EQUAL-1",),
-        may=("LAW-2",),
+        may=PENALTIES,
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",
@@ -141,7 +162,7 @@ MUTANTS = (
         lanes=("MEDUSA", "STANDALONE", "CUSTOM"),
         live="a penalty on output tokens",
         red=("EQUAL-1",),
-        may=("LAW-2",),
+        may=PENALTIES,
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",

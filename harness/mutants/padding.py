@@ -6,8 +6,8 @@ from harness.mutants.base import Edit, Mutant
 
 MUTANTS = (
     Mutant(
-        id="padded-rows-write-to-block-minus-1",
-        fault="Padded rows count as one token long, and their block id is -1: they write to the last page of the pool.",
+        id="padded-rows-reach-the-last-page",
+        fault="Padded rows count as one token long; their block id -1 wraps around, so they write to the last page.",
         bugs=("B227",),
         lanes=("EAGLE", "MTP", "none"),
         live="padded batches, and a pool so full that its last page is somebody's",
@@ -16,7 +16,7 @@ MUTANTS = (
             Edit(
                 "reference_engine.pool",
                 "        self.draft_tokens = torch.full((rows, num_drafts)",
-                """        self.block_table[self.pad_row] = -1
+                """        self.block_table[self.pad_row] = config.total_pages
         self.draft_tokens = torch.full((rows, num_drafts)""",
             ),
         ),
@@ -43,7 +43,7 @@ MUTANTS = (
         lanes=("MTP", "STANDALONE", "EAGLE"),
         live="a bucket that is smaller than a verify window",
         red=("ACCEPT-2",),
-        may=("ACCEPT-1",),
+        may=("ACCEPT-1", "EQUAL-2", "LAW-3"),
         edits=(
             Edit(
                 "reference_engine.runner",
