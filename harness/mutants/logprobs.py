@@ -4,6 +4,31 @@ from __future__ import annotations
 
 from harness.mutants.base import Edit, Mutant
 
+RAISES = (
+    "ACCEPT-1",
+    "ACCEPT-2",
+    "ALIAS-1",
+    "ALIAS-2",
+    "COUNT-1",
+    "COUNT-2",
+    "EQUAL-1",
+    "EQUAL-2",
+    "FINISH-1",
+    "FINISH-2",
+    "GRAM-1",
+    "KV-1",
+    "LAW-1",
+    "LAW-3",
+    "LOGP-1",
+    "SCHED-1",
+    "SCHED-2",
+    "SCHED-3",
+    "SHAPE-1",
+    "SHAPE-2",
+    "STATE-1",
+)
+"""Invariants with a test in which somebody wants logprobs: all of them raise."""
+
 MUTANTS = (
     Mutant(
         id="penalties-in-raw-logits",
@@ -27,6 +52,7 @@ MUTANTS = (
         lanes=("STANDALONE", "none", "EAGLE-tree"),
         live="a grammar and logprobs in one request, and no other processor in the batch",
         red=("LOGP-1",),
+        may=("EQUAL-2", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.sampling.processors",
@@ -42,7 +68,7 @@ MUTANTS = (
         lanes=("MTP", "STANDALONE", "EAGLE-tree"),
         live="logprobs",
         red=("LOGP-1",),
-        may=("EQUAL-1",),
+        may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -77,6 +103,7 @@ MUTANTS = (
         lanes=("EAGLE3", "none", "NGRAM"),
         live="logprobs=0",
         red=("COUNT-1", "LOGP-1"),
+        may=("EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -92,7 +119,7 @@ MUTANTS = (
         lanes=("EAGLE-tree",),
         live="logprobs, and an accepted path that is not the first nodes of the tree",
         red=("LOGP-1",),
-        may=("ALIAS-1", "EQUAL-1", "EQUAL-2"),
+        may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.decode_pass",
@@ -108,6 +135,7 @@ MUTANTS = (
         lanes=("EAGLE", "EAGLE3"),
         live="logprobs",
         red=("CONF-1",),
+        may=RAISES,
         edits=(
             Edit(
                 "reference_engine.runner",

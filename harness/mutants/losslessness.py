@@ -110,7 +110,7 @@ MUTANTS = (
         lanes=("EAGLE3", "STANDALONE", "EAGLE-tree"),
         live="min_p",
         red=("LAW-1",),
-        may=("LAW-2",),
+        may=("CONF-1", "LAW-2"),
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",
@@ -193,7 +193,7 @@ MUTANTS = (
         lanes=("EAGLE-tree",),
         live="sampled requests with draft trees",
         red=("LAW-1",),
-        may=("LAW-2",),
+        may=("GRAM-1", "LAW-2"),
         edits=(
             Edit(
                 "kernels.verify_tree_sampled",
@@ -209,6 +209,7 @@ MUTANTS = (
         lanes=("EAGLE", "STANDALONE", "MTP"),
         live="sampled requests, draft_sample_method='probabilistic'",
         red=("LAW-2",),
+        may=("LOGP-1",),
         edits=(
             Edit(
                 "reference_engine.drafters.base",
@@ -224,7 +225,7 @@ MUTANTS = (
         lanes=("MTP", "none", "EAGLE-tree"),
         live="sampled requests with a seed",
         red=("LAW-3",),
-        may=("EQUAL-2", "SCHED-1", "SCHED-3"),
+        may=("EQUAL-2", "LAW-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.sampling.processors",

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from harness.mutants.base import Edit, Mutant
 
+FOREIGN_KV = (
+    "ACCEPT-1",
+    "ACCEPT-2",
+    "ALIAS-1",
+    "EQUAL-1",
+    "FINISH-1",
+    "FINISH-2",
+    "LAW-1",
+    "LAW-3",
+    "LOGP-1",
+    "SCHED-1",
+    "SCHED-3",
+    "STATE-1",
+)
+"""What sees that a request reads KV that is not its own."""
+
 MUTANTS = (
     Mutant(
         id="padded-rows-reach-the-last-page",
@@ -12,6 +28,7 @@ MUTANTS = (
         lanes=("EAGLE", "MTP", "none"),
         live="padded batches, and a pool so full that its last page is somebody's",
         red=("EQUAL-2",),
+        may=FOREIGN_KV,
         edits=(
             Edit(
                 "reference_engine.pool",
@@ -28,6 +45,7 @@ MUTANTS = (
         lanes=("FROZEN_KV_MTP", "none", "MTP"),
         live="requests that are preempted together and come back to one another's rows",
         red=("EQUAL-2",),
+        may=FOREIGN_KV,
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -61,6 +79,7 @@ MUTANTS = (
         lanes=("DFLASH", "STANDALONE", "EAGLE"),
         live="padded batches of requests of different lengths",
         red=("EQUAL-2",),
+        may=FOREIGN_KV,
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -81,6 +100,7 @@ MUTANTS = (
         lanes=("STANDALONE", "EAGLE", "MTP"),
         live="padded batches of requests of different lengths, and a drafter that reads its whole context",
         red=("ACCEPT-1",),
+        may=("ACCEPT-2", "EQUAL-2", "LAW-3", "STATE-1"),
         edits=(
             Edit(
                 "reference_engine.runner",

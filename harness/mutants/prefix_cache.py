@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from harness.mutants.base import Edit, Mutant
 
+FULL_POOL = (
+    "ACCEPT-1",
+    "ACCEPT-2",
+    "ALIAS-1",
+    "ALIAS-2",
+    "COUNT-1",
+    "COUNT-2",
+    "EQUAL-1",
+    "EQUAL-2",
+    "FINISH-1",
+    "FINISH-2",
+    "GRAM-1",
+    "LAW-1",
+    "LAW-3",
+    "LOGP-1",
+    "SCHED-1",
+    "SCHED-2",
+    "SCHED-3",
+    "SHAPE-1",
+    "SHAPE-2",
+    "STATE-1",
+)
+"""What sees that requests are never admitted, or sit in the pages of others."""
+
 MUTANTS = (
     Mutant(
         id="raw-keys-for-paired-rows",
@@ -28,7 +52,7 @@ MUTANTS = (
         lanes=("STANDALONE", "EAGLE", "MTP", "DFLASH"),
         live="a prefix hit and a drafter that reads its whole context",
         red=("ACCEPT-2",),
-        may=("ACCEPT-1", "STATE-1"),
+        may=("ACCEPT-1", "EQUAL-2", "LAW-3", "STATE-1"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -72,7 +96,7 @@ MUTANTS = (
         lanes=("NGRAM", "STANDALONE", "MTP"),
         live="a hybrid target and a prefix hit of two pages or more",
         red=("EQUAL-2",),
-        may=("ALIAS-1", "EQUAL-1", "STATE-1", "ACCEPT-1", "LOGP-1"),
+        may=("ACCEPT-1", "ALIAS-1", "EQUAL-1", "FINISH-1", "FINISH-2", "LOGP-1", "SCHED-1", "SCHED-3", "STATE-1"),
         edits=(
             Edit(
                 "reference_engine.cache.recurrent",
@@ -105,7 +129,7 @@ MUTANTS = (
         lanes=("MEDUSA", "none", "EAGLE"),
         live="prefix hits in a pool that is full",
         red=("KV-1",),
-        may=("SCHED-2",),
+        may=FULL_POOL,
         edits=(
             Edit(
                 "reference_engine.scheduler",
@@ -121,6 +145,7 @@ MUTANTS = (
         lanes=("EAGLE-tree", "none", "MTP"),
         live="a prefix cache",
         red=("KV-1",),
+        may=FULL_POOL,
         edits=(
             Edit(
                 "reference_engine.cache.pages",
