@@ -16,6 +16,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import (
     chunked_prefill,
+    forked_prefix,
     one_token,
     overlap_buckets,
     ragged_eight,
@@ -117,9 +118,10 @@ def test_text_that_is_always_drafted_right(lane: Lane, k: int) -> None:
 
 @pytest.mark.invariant("ACCEPT-1")
 @pytest.mark.drafters(*CHAINS)
-def test_drafters_that_read_history_behind_a_prefix_hit(lane: Lane) -> None:
+@pytest.mark.parametrize("make", [warm_prefix, forked_prefix])
+def test_drafters_that_read_history_behind_a_prefix_hit(lane: Lane, make: MakeBatch) -> None:
     """Nobody watches hidden states here: that would keep the prefix cache out."""
-    run = lane.run_batch(warm_prefix(ROWS), family=ROWS.family)
+    run = lane.run_batch(make(ROWS), family=ROWS.family)
     lane.check(deserves(lane, run, ROWS.family))
 
 

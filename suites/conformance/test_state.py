@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 
 from harness.invariants import state_1, state_2
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import chunked_prefill, short_prompts, tiny_pool_preemption
+from harness.workloads.scenarios import chunked_prefill, forked_prefix, short_prompts, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
 
@@ -41,7 +41,7 @@ def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
 
 
 @pytest.mark.invariant("STATE-1")
-@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, chunked_prefill])
+@pytest.mark.parametrize("make", [short_prompts, tiny_pool_preemption, chunked_prefill, forked_prefix])
 def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     judge(lane, make(ROWS), ROWS.family)
 
