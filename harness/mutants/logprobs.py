@@ -81,10 +81,10 @@ MUTANTS = (
     ),
     Mutant(
         id="unfinished-chunks-not-counted",
-        fault="Logprob rows are counted without unfinished prefills, so behind those they are a neighbour's.",
+        fault="Logprob rows are counted without prefill rows that sample nothing; behind those they are a neighbour's.",
         bugs=("B141",),
         lanes=("DFLASH", "none", "NGRAM"),
-        live="a prefill that ends in a batch in which another does not",
+        live="a request that is resumed and one that is given its first token, in one prefill pass",
         red=("LOGP-1",),
         may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(

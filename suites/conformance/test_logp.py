@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 
-from harness.contract import Request, Run, SamplingParams
+from harness.contract import Action, Request, Run, SamplingParams
 from harness.invariants import logp_1
 from harness.invariants.blocks import places
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import DraftMethod
 from harness.workloads.laws import COIN_IDS, DRAFT_METHODS, NUM_STEPS
-from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
+from harness.workloads.scenarios import chunked_prefill, mixed_flags, plain, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import (
     MakeBatch,
@@ -91,6 +92,16 @@ def test_each_processor_by_itself(lane: Lane, record_examples: RecordExamples) -
             run = engine.run(lane.fit_requests([request]))
             lane.check(logp_1(run, lane.target("law").logprobs))
             record_examples(1)
+
+
+@pytest.mark.invariant("LOGP-1")
+def test_a_prefill_behind_a_resumed_request(lane: Lane) -> None:
+    """In one pass a request that has its next token already, and gets no row, and one that is given its first token."""
+    lane.needs("logprobs", "preempt")
+    resumed, late = plain(LAW, (6, 5), (8, 6))
+    requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in (resumed, replace(late, arrival_step=3))]
+    run = lane.run(requests, family="law", actions=[Action(step=3, name="preempt", value="q0#0")])
+    lane.check(logp_1(run, lane.target("law").logprobs))
 
 
 @pytest.mark.invariant("LOGP-1")
