@@ -29,6 +29,12 @@ FAMILIES = (
     "metrics",
     "config_validation",
     "memory_leak",
+    "losslessness",
+    "logprobs",
+    "grammar",
+    "prefix_cache",
+    "padding",
+    "performance",
 )
 
 __all__ = ["FAMILIES", "BadMutant", "Edit", "Mutant", "family", "from_folder", "zoo"]

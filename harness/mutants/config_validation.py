@@ -22,25 +22,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        id="one-long-request-stops-all-drafts",
-        fault="Once one request is past the drafter's own positions, every request of its batch is drafted token 0.",
-        bugs=("B301",),
-        lanes=("DFLASH", "STANDALONE", "EAGLE", "EAGLE-tree"),
-        live="a drafter with fewer positions than its target",
-        red=("ACCEPT-1",),
-        may=("ACCEPT-2",),
-        edits=(
-            Edit(
-                "reference_engine.runner",
-                "        proposal = drafter.propose(inputs)\n",
-                """        proposal = drafter.propose(inputs)
-        if drafter.max_positions is not None and inputs.max_seq_len + inputs.num_steps > drafter.max_positions:
-            proposal.token_ids = torch.zeros_like(proposal.token_ids)
-""",
-            ),
-        ),
-    ),
-    Mutant(
         id="the-drafter-has-a-length-of-its-own-making",
         fault="The context length of the target is taken for the draft model's, which has fewer positions.",
         bugs=("B300", "B302"),

@@ -91,25 +91,4 @@ MUTANTS = (
             ),
         ),
     ),
-    Mutant(
-        id="drafter-weights-are-lost-over-sleep",
-        fault="After sleep only the target's weights are loaded again; the drafter's memory is there and empty.",
-        bugs=("B345", "B346"),
-        lanes=("EAGLE", "MTP", "STANDALONE", "EAGLE3"),
-        live="sleep and wake",
-        red=("ACCEPT-2",),
-        may=("ACCEPT-1", "STATE-1", "CONF-1"),
-        edits=(
-            Edit(
-                "reference_engine.lifecycle",
-                "        self.runner.num_steps = self.num_steps\n        self.asleep = False\n",
-                """        self.runner.num_steps = self.num_steps
-        self.asleep = False
-        if self.drafter is not None:
-            for tensor in _drafter_weights(self.drafter, self.target).tensors.values():
-                tensor.zero_()
-""",
-            ),
-        ),
-    ),
 )

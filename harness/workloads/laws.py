@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -155,6 +156,23 @@ def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
     requests.append(Request(request_id="several", prompt_token_ids=_prompt(ids, 5), sampling=several))
     fitted = [fit_request(request, claimed) for request in requests]
     return Batch(tuple(fitted), k=NUM_STEPS, changes=(("max_running", len(fitted) + 3),))
+
+
+def filtered_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
+    """Seeded requests with two filters or three each: which tokens are left hangs on the order of the filters."""
+    combinations = product((0.7, 1.3), (0, 2, 4), (0.45, 0.6, 0.8), (0.0, 0.3, 0.7))
+    requests = []
+    for number, (temperature, top_k, top_p, min_p) in enumerate(combinations):
+        if (top_k, min_p) == (0, 0.0):
+            continue
+        sampling = SamplingParams(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=300 + number, max_new_tokens=7
+        )
+        requests.append(
+            Request(request_id=f"filters-{number}", prompt_token_ids=_prompt(ids, number), sampling=sampling)
+        )
+    fitted = [fit_request(request, claimed) for request in requests]
+    return Batch(tuple(fitted), k=NUM_STEPS, changes=(("max_running", len(fitted)),))
 
 
 def copies(claimed: frozenset[str], ids: Sequence[int], max_new_tokens: int = 28) -> tuple[Request, ...]:

@@ -73,6 +73,13 @@ class Workshop:
         """The checkpoint with this fault and no other."""
         weights = dict(self._good)
         fault(weights, name)
+        self._write(weights)
+
+    def mend(self) -> None:
+        """The checkpoint as it was."""
+        self._write(self._good)
+
+    def _write(self, weights: Weights) -> None:
         save_file(weights, self.directory / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -72,6 +72,23 @@ def warm_prefix(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     return Batch(requests, k=3, changes=_setup(page_size=4), warm=True)
 
 
+def forked_prefix(vocabulary: Vocabulary, seed: int = 0) -> Batch:
+    """Requests that share two pages and part right behind them, one after another: each finds the pages of the first,
+    and what depends on the token behind a page must not be found with it."""
+    trunk = vocabulary.prompt(8, 100 * seed + 70)
+    tails = {tail[0]: tail for tail in (vocabulary.prompt(3, 100 * seed + 71 + i) for i in range(20))}
+    requests = tuple(
+        Request(
+            request_id=f"q{i}",
+            prompt_token_ids=trunk + tail,
+            sampling=SamplingParams(max_new_tokens=12),
+            arrival_step=3 * i,
+        )
+        for i, tail in enumerate(list(tails.values())[:3])
+    )
+    return Batch(requests, k=3, changes=_setup(page_size=4))
+
+
 def abort_storm(vocabulary: Vocabulary, seed: int = 0) -> Batch:
     """Eight requests that arrive one after another; every other one is aborted, at once, soon or in mid-flight."""
     aborts = {0: 3, 2: 1, 4: 6, 6: 3}

@@ -16,6 +16,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import (
     chunked_prefill,
+    forked_prefix,
     one_token,
     overlap_buckets,
     ragged_eight,
@@ -115,10 +116,22 @@ def test_text_that_is_always_drafted_right(lane: Lane, k: int) -> None:
     lane.check(accept_2(lane.run_batch(one_token(WALK, k)), full=True))
 
 
+@pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.drafters(*CHAINS)
+@pytest.mark.parametrize("make", [warm_prefix, forked_prefix])
+def test_drafters_that_read_history_behind_a_prefix_hit(lane: Lane, make: MakeBatch) -> None:
+    """Nobody watches hidden states here: that would keep the prefix cache out."""
+    run = lane.run_batch(make(ROWS), family=ROWS.family)
+    lane.check(deserves(lane, run, ROWS.family))
+
+
 @pytest.mark.invariant("ACCEPT-2")
 def test_replay_does_not_drift(lane: Lane) -> None:
-    """The same prompts again and again on one engine, with other traffic in between."""
-    batch = lane.fit(ragged_eight(ROWS))
+    """The same prompts again and again on one engine, with other traffic in between. Every other request watches its
+    hidden states, which keeps the prefix cache out; of the others most of the prompt is cached the second time."""
+    batch = ragged_eight(ROWS)
+    requests = tuple(replace(r, return_hidden_states=place % 2 == 0) for place, r in enumerate(batch.requests))
+    batch = lane.fit(replace(batch, requests=requests))
     other = lane.fit(tiny_pool_preemption(ROWS, seed=1))
     runs = []
     with lane.start(family=ROWS.family, k=batch.k, page_size=4) as engine:

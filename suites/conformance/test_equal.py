@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from harness.contract import Run
+from harness.contract import Request, Run, SamplingParams
 from harness.invariants import Violation, equal_1, equal_2
 from harness.invariants.compare import first_difference, token_at
+from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import ragged_eight, ragged_five, tiny_pool_preemption
+from harness.workloads.laws import processors
+from harness.workloads.scenarios import plain, ragged_eight, ragged_five, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from suites.conformance.arrange import (
     ANY_BATCH,
+    LAW_IDS,
     ROW_BATCH,
     ROWS,
     WALK,
@@ -26,6 +29,14 @@ from suites.conformance.arrange import (
     watched,
 )
 from suites.tiers import tiered
+
+LAW = vocabulary("law")
+STRONG: dict[str, dict[str, Any]] = {
+    "discouraged": {"repetition_penalty": 3.0},
+    "encouraged": {"repetition_penalty": 0.3},
+    "again_and_again": {"presence_penalty": -2.0, "frequency_penalty": 0.5},
+}
+"""Penalties that change what comes, not only how likely it is."""
 
 SETUPS: dict[str, dict[str, Any]] = {
     "page_1": {"page_size": 1, "prefix_cache": False},
@@ -72,10 +83,10 @@ def test_with_and_without(lane: Lane, batch: Batch) -> None:
 def test_closed_form(lane: Lane, record_examples: RecordExamples) -> None:
     """The control arm: bare greedy requests must say what the weights say, with or without a drafter."""
     for make in (ragged_eight, tiny_pool_preemption):
-        for vocabulary in (WALK, ROWS):
-            batch = make(vocabulary)
-            run = lane.run_batch(batch, family=vocabulary.family)
-            lane.check(strayed(run, vocabulary))
+        for words in (WALK, ROWS):
+            batch = make(words)
+            run = lane.run_batch(batch, family=words.family)
+            lane.check(strayed(run, words))
     record_examples(4)
 
 
@@ -84,6 +95,23 @@ def test_with_and_without_in_scenarios(lane: Lane, record_examples: RecordExampl
     for batch, run in scenarios(lane):
         lane.check(equal_1(run, lane.run_batch(batch, speculative=False)))
         record_examples(1)
+
+
+@pytest.mark.invariant("EQUAL-1")
+def test_processors_with_and_without(lane: Lane) -> None:
+    """A request for each processor where tokens are so close that it decides what comes. Where the target is sure of
+    itself a penalty that is forgotten, or counts too much, shows nothing."""
+    requests = tuple(
+        Request(
+            request_id=name,
+            prompt_token_ids=(*LAW_IDS, *LAW.prompt(2, place)),
+            sampling=SamplingParams(**{**fields, "temperature": 0.0, "max_new_tokens": 20}),
+        )
+        for place, (name, fields) in enumerate((processors(LAW_IDS) | STRONG).items())
+    )
+    batch = Batch(requests, k=3, changes=(("max_running", len(requests)),))
+    run = lane.run_batch(batch, family=LAW.family)
+    lane.check(equal_1(run, lane.run_batch(batch, family=LAW.family, speculative=False)))
 
 
 @pytest.mark.invariant("EQUAL-2")
@@ -121,6 +149,21 @@ def test_setup(lane: Lane, name: str) -> None:
     changed = replace(batch, changes=tuple(changes.items()), warm="warm" in SETUPS[name])
     variant = lane.run_batch(changed, family=ROWS.family)
     lane.check(equal_2(run, variant, accept_lens=lane.speculative, name=name))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_warm_prefixes_are_found(lane: Lane) -> None:
+    """Every full page of a prompt that ran before, but what must be left to compute. Prompts end before, at and behind
+    a page border."""
+    lane.grey_box()
+    size, lengths = 4, range(3, 26, 2)
+    requests = plain(ROWS, tuple(lengths), (5,) * len(lengths))
+    batch = Batch(requests, k=3, changes=(("page_size", size),))
+    run = lane.run_batch(batch, family=ROWS.family)
+    warm = lane.run_batch(replace(batch, warm=True), family=ROWS.family)
+    lane.check(equal_2(run, warm, accept_lens=lane.speculative, name="warm"))
+    hits = {n: warm.of(request.request_id).usage.cached_tokens for request, n in zip(requests, lengths, strict=True)}
+    assert hits == {n: (n - 1) // size * size for n in lengths}
 
 
 @pytest.mark.invariant("EQUAL-2")

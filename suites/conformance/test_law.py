@@ -22,6 +22,7 @@ from harness.workloads.laws import (
     Plan,
     RequestedLaw,
     copies,
+    filtered_batch,
     independence_alpha,
     kinds,
     law_alpha,
@@ -30,10 +31,17 @@ from harness.workloads.laws import (
     rounds,
 )
 from harness.workloads.strategies import Batch, tight_pool
-from suites.conformance.arrange import LAW_IDS, RecordExamples, draft_methods, run_sampled, sampled_batch
+from suites.conformance.arrange import DRAWING, LAW_IDS, RecordExamples, draft_methods, run_sampled, sampled_batch
+from suites.tiers import FULL
 
 METHODS = pytest.mark.parametrize("method", draft_methods("greedy"))
 """Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""
+
+FITS = [pytest.param(group, "greedy") for group in GROUPS] + [
+    pytest.param(group, "probabilistic", marks=[pytest.mark.drafters(*DRAWING)] + [FULL] * (group != "memoryless"))
+    for group in GROUPS
+]
+"""Of drawn drafts one group in every run: what they are weighed by may not be what they were drawn from."""
 
 
 def troubled(batch: Batch) -> dict[str, Any]:
@@ -50,6 +58,16 @@ def test_nothing_impossible_is_emitted(lane: Lane, method: DraftMethod) -> None:
     ways = ({}, troubled(batch)) if lane.capabilities.grey_box else ({},)
     for changes in ways:
         lane.check(law_1(run_sampled(lane, batch, method, **changes), law))
+
+
+@pytest.mark.invariant("LAW-1")
+@METHODS
+def test_filters_in_any_combination(lane: Lane, method: DraftMethod) -> None:
+    """Verification keeps the tokens that the plain sampler would keep, whichever filters act on what others left."""
+    lane.needs("temperature", "seed")
+    batch = filtered_batch(lane.claims(method), LAW_IDS)
+    law = RequestedLaw(lane.target("law"), lane.capabilities)
+    lane.check(law_1(run_sampled(lane, batch, method), law))
 
 
 @pytest.mark.invariant("LAW-3")
@@ -101,9 +119,8 @@ def control_arms() -> ControlArms:
 
 
 @pytest.mark.invariant("LAW-2")
-@METHODS
-@pytest.mark.parametrize("group", GROUPS)
-def test_goodness_of_fit(lane: Lane, method: DraftMethod, group: str, tier: str, control_arms: ControlArms) -> None:
+@pytest.mark.parametrize(("group", "method"), FITS)
+def test_goodness_of_fit(lane: Lane, group: str, method: DraftMethod, tier: str, control_arms: ControlArms) -> None:
     """Without speculation first: if that arm fails, it is reported, and speculation is not judged."""
     plan = PLANS[tier][group]
     arm = (lane.engine, lane.spec.target_folder(), group, plan)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 
-from harness.contract import Request, Run, SamplingParams
+from harness.contract import Action, Request, Run, SamplingParams
 from harness.invariants import logp_1
 from harness.invariants.blocks import places
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import DraftMethod
 from harness.workloads.laws import COIN_IDS, NUM_STEPS
-from harness.workloads.scenarios import chunked_prefill, mixed_flags, ragged_eight, tiny_pool_preemption
+from harness.workloads.scenarios import chunked_prefill, mixed_flags, plain, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import (
     MakeBatch,
+    RecordExamples,
     draft_methods,
     offering,
     run_sampled,
@@ -69,6 +73,40 @@ def covered(run: Run) -> set[tuple[int, str]]:
         if done.logprobs is not None
         for place in places(run, done)
     }
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.8, "frequency_penalty": 0.35},
+    "logit_bias": {"logit_bias": ((3, 4.0), (7, -2.0))},
+    "min_new_tokens": {"min_new_tokens": 5, "stop_token_ids": (3, 7)},
+    "allowed_token_ids": {"allowed_token_ids": (1, 3, 7, 9)},
+    "bad_words": {"bad_words": ((3,), (7, 9))},
+    "regex": {"regex": "[0-9a-d]{9}"},
+    "filters": {"temperature": 1.3, "seed": 4, "top_k": 4, "top_p": 0.8, "min_p": 0.1},
+}
+
+
+@pytest.mark.invariant("LOGP-1")
+def test_each_processor_by_itself(lane: Lane, record_examples: RecordExamples) -> None:
+    """What a processor does to the logits in place is hidden where another one has made a copy before."""
+    lane.needs("logprobs")
+    with lane.start(family="law") as engine:
+        for fields in ALONE.values():
+            sampling = SamplingParams(max_new_tokens=7, logprobs=3, **fields)
+            request = Request(request_id="asks", prompt_token_ids=LAW.prompt(3, 1), sampling=sampling)
+            run = engine.run(lane.fit_requests([request]))
+            lane.check(logp_1(run, lane.target("law").logprobs))
+            record_examples(1)
+
+
+@pytest.mark.invariant("LOGP-1")
+def test_a_prefill_behind_a_resumed_request(lane: Lane) -> None:
+    """In one pass a request that has its next token already, and gets no row, and one that is given its first token."""
+    lane.needs("logprobs", "preempt")
+    resumed, late = plain(LAW, (6, 5), (8, 6))
+    requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in (resumed, replace(late, arrival_step=3))]
+    run = lane.run(requests, family="law", actions=[Action(step=3, name="preempt", value="q0#0")])
+    lane.check(logp_1(run, lane.target("law").logprobs))
 
 
 @pytest.mark.invariant("LOGP-1")

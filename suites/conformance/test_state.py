@@ -11,7 +11,13 @@ from harness.invariants import accept_1, state_1, state_2
 from harness.workloads.acceptance import deserved
 from harness.workloads.known import known_family
 from harness.workloads.lane import Lane
-from harness.workloads.scenarios import chunked_prefill, short_prompts, tiny_pool_preemption, warm_prefix
+from harness.workloads.scenarios import (
+    chunked_prefill,
+    forked_prefix,
+    short_prompts,
+    tiny_pool_preemption,
+    warm_prefix,
+)
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
 from suites.tiers import tiered
@@ -49,7 +55,12 @@ def test_state_of_any_batch(lane: Lane, batch: Batch) -> None:
 @pytest.mark.invariant("STATE-1")
 @pytest.mark.parametrize(
     "make",
-    tiered([short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix], tiny_pool_preemption, warm_prefix),
+    tiered(
+        [short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, forked_prefix],
+        tiny_pool_preemption,
+        warm_prefix,
+        forked_prefix,
+    ),
 )
 def test_state_in_scenarios(lane: Lane, make: MakeBatch) -> None:
     judge(lane, make(ROWS), ROWS.family)

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.contract import EngineSetup, Request, Run
+from harness.contract import Action, EngineSetup, Request, Run
+from harness.contract.request import ActionName
 from harness.invariants import accept_1, alias_1, equal_1
 from harness.known_answer import Family
 from harness.known_answer.family import census
@@ -129,6 +130,29 @@ def test_every_tensor_matters(lane: Lane, thorough: bool, tmp_path: Path, record
         if of_drafter:
             lane.check(equal_1(run, lane.baseline(asked(), family=ROWS.family)))
         assert noticed(lane, run, name), f"{name} is random, and nothing shows it"
+        record_examples(1)
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.drafters(*WITH_WEIGHTS)
+def test_weights_that_are_read_again_are_those_of_the_files(
+    lane: Lane, tmp_path: Path, record_examples: RecordExamples
+) -> None:
+    """Of the drafter the largest tensor is random at start-up, and right when an action reads the files again."""
+    actions: tuple[ActionName, ...] = ("reload_drafter", "reload_target")[: 1 + lane.spec.within_target]
+    lane.needs(*actions)
+    workshop, setup = bench(lane, tmp_path / "bench")
+    name = next(name for name in workshop.names if is_drafters(lane, name))
+    right = lane.drafter(ROWS.family)
+    for action in actions:
+        workshop.damage(randomised, name)
+        with lane.start_setup(setup) as engine:
+            run = engine.run(asked())
+            assert noticed(lane, run, name), f"{name} is random, and nothing shows it"
+            workshop.mend()
+            engine.run(asked(), actions=[Action(step=2, name=action)])
+            run = engine.run(asked())
+        lane.check(accept_1(run, deserved(run, right)))
         record_examples(1)
 
 
