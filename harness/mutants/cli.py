@@ -75,7 +75,7 @@ def run(
         orders = {lane: laboratory.control([lane], **wishes) for lane in lanes}
         controls = list(laboratory.trials(orders))
     verdicts.sort(key=lambda verdict: list(mutants).index(verdict.mutant.id))
-    console = Console(width=max(Console().width, 130))
+    console = Console(width=max(Console().width, 160))
     console.print(zoo.table(verdicts, controls))
     console.print(zoo.legend(), highlight=False)
     for fault in zoo.faults(verdicts, controls):

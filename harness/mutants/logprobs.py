@@ -86,7 +86,7 @@ MUTANTS = (
         lanes=("DFLASH", "none", "NGRAM"),
         live="a request that is resumed and one that is given its first token, in one prefill pass",
         red=("LOGP-1",),
-        may=("ALIAS-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
+        may=("LAW-3", "ALIAS-1", "EQUAL-1", "EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.output",
@@ -103,7 +103,7 @@ MUTANTS = (
         lanes=("EAGLE3", "none", "NGRAM"),
         live="logprobs=0",
         red=("COUNT-1", "LOGP-1"),
-        may=("EQUAL-2", "SCHED-1", "SCHED-3"),
+        may=("LAW-3", "EQUAL-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.runner",

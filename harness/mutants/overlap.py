@@ -12,7 +12,7 @@ MUTANTS = (
         lanes=("EAGLE-tree",),
         live="overlap scheduling, draft trees",
         red=("EQUAL-2",),
-        may=("EQUAL-1", "ALIAS-1", "STATE-1", "LOGP-1", "ACCEPT-1", "ACCEPT-2", "SCHED-1", "SCHED-3"),
+        may=("LAW-3", "EQUAL-1", "ALIAS-1", "STATE-1", "LOGP-1", "ACCEPT-1", "ACCEPT-2", "SCHED-1", "SCHED-3"),
         edits=(
             Edit(
                 "reference_engine.runner",
@@ -38,7 +38,18 @@ MUTANTS = (
         lanes=("MEDUSA", "none", "STANDALONE"),
         live="overlap scheduling, a batch that a request leaves",
         red=("EQUAL-2",),
-        may=("EQUAL-1", "SCHED-1", "SCHED-2", "SCHED-3", "ALIAS-1", "FINISH-1", "ACCEPT-1", "COUNT-2", "STATE-1"),
+        may=(
+            "LAW-3",
+            "EQUAL-1",
+            "SCHED-1",
+            "SCHED-2",
+            "SCHED-3",
+            "ALIAS-1",
+            "FINISH-1",
+            "ACCEPT-1",
+            "COUNT-2",
+            "STATE-1",
+        ),
         edits=(
             Edit(
                 "reference_engine.request",
@@ -106,6 +117,7 @@ MUTANTS = (
         live="overlap scheduling, a request that ends by a stop or an abort before another in the batch",
         red=("SCHED-1",),
         may=(
+            "LAW-3",
             "EQUAL-1",
             "EQUAL-2",
             "SCHED-2",

@@ -156,6 +156,10 @@ MUTANTS = (
         lanes=("EAGLE3", "none", "MTP"),
         live="an abort in the middle of a prefill, then a request with the same prefix",
         red=("SCHED-1",),
+        may=(
+            "LAW-1",
+            "LAW-3",
+        ),
         edits=(
             Edit(
                 "reference_engine.scheduler",

@@ -77,6 +77,8 @@ def run(order: bytes, connection: Connection, started: float) -> None:
     activate(wish.sources, folder)
     tell("smoke", message=_smoke(wish))
     options = ["-q", "--no-shrink", f"--deadline={DEADLINE}", f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
+    # It collects garbage five times at the end, to tell of finalizers that failed.
+    options += ["-p", "no:unraisableexception"]
     options += [f"--checkpoints={wish.checkpoints}", f"--scorecard={folder / 'scorecard.json'}", f"--tier={wish.tier}"]
     options += [f"--basetemp={folder / 'tmp'}", *(f"--drafter={lane}" for lane in wish.lanes)]
     code = pytest.main([*options, *wish.tests], plugins=[Watch(wish, tell)])

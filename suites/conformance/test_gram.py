@@ -15,7 +15,6 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import WALK, RecordExamples
-from suites.tiers import tiered
 
 REQUESTS = grammatical(WALK)
 LAW = vocabulary("law")
@@ -56,7 +55,7 @@ def test_with_and_without(lane: Lane) -> None:
 
 
 @pytest.mark.invariant("GRAM-1")
-@pytest.mark.parametrize("name", tiered(SETUPS, "preempted"))
+@pytest.mark.parametrize("name", SETUPS)
 def test_any_schedule(lane: Lane, name: str) -> None:
     """The matchers of neighbours must not get mixed up, nor lag behind what was launched. Half of the requests, in
     another order."""
