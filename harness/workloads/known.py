@@ -16,10 +16,12 @@ from harness.known_answer.tokenizer import text_of
 from harness.workloads.vocabulary import Vocabulary
 
 
-@cache
 def known_family(name: str, dtype: DType = "float32") -> Family:
     """A family and its closed forms, built once per process. A float64 engine reads the float32 checkpoint."""
-    return family(name, "bfloat16" if dtype == "bfloat16" else "float32")
+    return _built(name, "bfloat16" if dtype == "bfloat16" else "float32")
+
+
+_built = cache(family)
 
 
 @cache
