@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what computes the reference engine's steps (default: Triton on CUDA, torch on a CPU)",
     )
     group.addoption("--scorecard", type=Path, default=None, metavar="PATH", help="default: build/scorecard.json")
+    group.addoption("--record", type=Path, default=None, metavar="DIR", help="write every run there: docs/trace.md")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption(
         "--deadline",
@@ -250,6 +251,7 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
         config.getoption("--seeds"),
         lambda: reproduce.current_command(config),
         config.getoption("--kernels"),
+        config.getoption("--record"),
     )
 
 
