@@ -7,35 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from harness.contract import Run
-from harness.record.schema import FORMAT, KINDS, TENSORS, TRACE, VERSION, BadTrace, End, Line, View
-
-
-class _Tensors:
-    """Views of the storages in the tensor file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.storages = load_file(str(path)) if path.exists() else {}
-        except (SafetensorError, OSError) as error:
-            raise BadTrace(f"{path}: no safetensors file, or not a whole one ({error})") from error
-
-    def __call__(self, value: Any) -> torch.Tensor:
-        view = msgspec.convert(value, View)
-        storage = self.storages.get(view.storage)
-        if storage is None:
-            raise ValueError(f"tensor {view.storage!r} is not in {self.path}")
-        if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, view.offset), default=0) < 0:
-            raise ValueError(f"{view} is no tensor: a stride for each dim, and nothing negative")
-        last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
-        if 0 not in view.shape and last >= storage.numel():
-            raise ValueError(f"{view} reaches beyond the {storage.numel()} elements of its storage")
-        return storage.as_strided(view.shape, view.stride, view.offset)
+from harness.record.schema import FORMAT, KINDS, TENSORS, TRACE, VERSION, BadTrace, End, Line
+from harness.record.values import Packed, decoded
 
 
 def read(folder: Path) -> Run:
@@ -44,7 +19,7 @@ def read(folder: Path) -> Run:
     if not path.is_file():
         raise BadTrace(f"{path}: there is no such file; a trace is a folder with {TRACE} and {TENSORS}")
     found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-    for kind, value in _lines(path, _Tensors(folder / TENSORS)):
+    for kind, value in _lines(path, _tensors(folder / TENSORS)):
         found[kind].append(value)
     header, end = found["header"][0], _end(path, found)
     return Run(
@@ -59,14 +34,14 @@ def read(folder: Path) -> Run:
     )
 
 
-def _lines(path: Path, tensors: _Tensors) -> Iterator[tuple[str, Any]]:
-    def hook(type_: type, value: Any) -> Any:
-        if type_ is torch.Tensor:
-            return tensors(value)
-        if issubclass(type_, Path):
-            return Path(value)
-        raise NotImplementedError(type_)
+def _tensors(path: Path) -> Packed:
+    try:
+        return Packed(path.read_bytes() if path.exists() else b"", str(path))
+    except ValueError as error:
+        raise BadTrace(str(error)) from error
 
+
+def _lines(path: Path, tensors: Packed) -> Iterator[tuple[str, Any]]:
     order, last = list(KINDS), 0
     for number, raw in enumerate(path.read_bytes().splitlines()):
         where = f"{path}, line {number + 1}"
@@ -84,8 +59,8 @@ def _lines(path: Path, tensors: _Tensors) -> Iterator[tuple[str, Any]]:
             raise BadTrace(f"{where}: a {line.kind} comes after a {order[last]}; the order is {', '.join(order)}")
         last = order.index(line.kind)
         try:
-            yield line.kind, msgspec.convert(line.value, KINDS[line.kind], strict=False, dec_hook=hook)
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            yield line.kind, decoded(line.value, KINDS[line.kind], tensors)
+        except ValueError as error:
             raise BadTrace(f"{where}: not a {line.kind}: {error}") from error
     if last != len(order) - 1:
         raise BadTrace(f"{path}: the end is missing; the file was cut, or is still being written")

@@ -45,17 +45,6 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A tensor: `storage` names an entry of the tensor file, whose dtype is the tensor's; `stride` and `offset` count
-    elements."""
-
-    storage: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """`n` counts lines from 0; `kind` is a key of `KINDS`."""
 
