@@ -40,6 +40,7 @@ def run(
     kernels: Annotated[str, typer.Option(help="auto, torch or triton: what computes the reference engine.")] = "auto",
     workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for scorecard.json and junit.xml.")] = ROOT / "build",
+    record: Annotated[Path | None, typer.Option(help="Write every run there, to be checked elsewhere.")] = None,
 ) -> None:
     """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
     import pytest
@@ -53,6 +54,7 @@ def run(
     arguments = [str(SUITE), f"--rootdir={ROOT}", "--engine", engine, "--tier", tier, "--seeds", str(seeds)]
     arguments += ["--kernels", kernels]
     arguments += ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
+    arguments += ["--record", str(record)] if record is not None else []
     arguments += ["-q", "-n", workers] if workers != "0" else ["-q"]
     for option, values in (("--drafter", drafter), ("--invariant", invariant)):
         for value in values or ():
@@ -126,6 +128,25 @@ def soak(
     from harness.report.soak import watch
 
     raise typer.Exit(watch(engine, drafter, steps, every))
+
+
+@app.command()
+def check(
+    trace: Annotated[list[Path], typer.Argument(help="Folders with recorded runs: docs/trace.md.")],
+    baseline: Annotated[Path | None, typer.Option(help="The same requests without speculation, recorded.")] = None,
+    family: Annotated[str, typer.Option(help="Known-answer family that ran; with --drafter.")] = "",
+    drafter: Annotated[str, typer.Option(help="Drafter lane whose closed form the drafts had; with --family.")] = "",
+) -> None:
+    """Hold recorded runs against every invariant that they offer observations for, without the engine. Exits 1 when one
+    is broken, 2 when a file is no trace."""
+    from harness.report.traces import judged
+
+    broken = False
+    for folder in trace:
+        report, fine = judged(folder, baseline, family, drafter)
+        typer.echo(report)
+        broken |= not fine
+    raise typer.Exit(broken)
 
 
 @engines.command("list")

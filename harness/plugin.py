@@ -71,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--checkpoints", type=Path, default=None, metavar="DIR", help="keep the known-answer checkpoints there"
     )
+    group.addoption("--record", type=Path, default=None, metavar="DIR", help="write every run there: docs/trace.md")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption(
         "--deadline",
@@ -254,6 +255,7 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
         config.getoption("--seeds"),
         lambda: reproduce.current_command(config),
         config.getoption("--kernels"),
+        config.getoption("--record"),
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal, cast
 
 import hypothesis
@@ -31,6 +32,7 @@ from harness.contract import (
 )
 from harness.invariants.base import Violation, check
 from harness.known_answer import Drafter, Target
+from harness.record import write
 from harness.workloads.known import Checkpoints, hidden_rows, known_family
 from harness.workloads.lanes import DrafterLane, DraftMethod, factory_of
 from harness.workloads.runs import RunCache
@@ -58,6 +60,8 @@ class Lane:
     Set-ups are keywords: `family`, `k`, `script`, `draft_sample_method`, and any field of `EngineSetup`. Runs on a
     fresh engine are remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
 
+    `record`: a folder into which every run is written, each into a folder of its own.
+
     `seeds` says how many times, with other prompts, each scenario is to run.
 
     When an engine declines inside a property test, that example is dropped and the reason kept in `refusals`.
@@ -72,6 +76,7 @@ class Lane:
         seeds: int = 1,
         reproducer: Callable[[], str | None] = lambda: None,
         kernels: Literal["auto", "torch", "triton"] = "auto",
+        record: Path | None = None,
     ) -> None:
         self.engine, self.spec, self.seeds = engine, spec, seeds
         self.refusals: list[str] = []
@@ -79,6 +84,7 @@ class Lane:
         self._checkpoints = Checkpoints(root)
         self._reproducer = reproducer
         self._kernels = kernels
+        self._record = record
         self._runs = runs or RunCache()
         self._capabilities: Capabilities | None = None
         self._claims: dict[DraftMethod, frozenset[str]] = {}
@@ -209,6 +215,9 @@ class Lane:
             run = engine.run(requests, actions=actions, on_step=on_step, max_steps=max_steps)
         if remembered:
             self._runs.put(key, run)
+        if self._record is not None:
+            self._record.mkdir(parents=True, exist_ok=True)
+            write(run, Path(mkdtemp(prefix=f"{self.spec.name}-", dir=self._record)))
         return run
 
     def baseline(self, requests: Sequence[Request], **setup: Any) -> Run:

@@ -71,9 +71,27 @@ def at_the_end(lane: Lane, run: Run, baseline: Run, family: str) -> list[Violati
     found += sched_2(run, step_bound(run.requests) + len(run.actions))
     if any(request.sampling.greedy for request in run.requests):
         found += equal_1(run, baseline)
-    # Which nodes a tree keeps is told by the probabilities of its drafter; only those of a walk make it its best chain.
-    told = lane.speculative and (lane.spec.topk == 1 or family.startswith("walk"))
-    return found + (_acceptance(lane, run, family) if told else [])
+    return found + (_acceptance(lane, run, family) if _told(lane, family) else [])
+
+
+def of_a_recording(
+    run: Run, baseline: Run | None = None, lane: Lane | None = None, family: str = ""
+) -> list[Violation]:
+    """Of a run that somebody recorded: what one run is enough for, its tokens where there is a baseline to hold them
+    against, and the closed forms where it is known what ran: a known-answer family and a lane's drafter."""
+    found = judge(run)
+    if baseline is not None:
+        found += equal_1(run, baseline)
+    if lane is not None:
+        found += _against_closed_forms(lane, run, family)
+        found += _acceptance(lane, run, family) if _told(lane, family) else []
+    return found
+
+
+def _told(lane: Lane, family: str) -> bool:
+    """Whether acceptance has a closed form. Which nodes a tree keeps is told by the probabilities of its drafter; only
+    those of a walk make it its best chain."""
+    return lane.speculative and (lane.spec.topk == 1 or family.startswith("walk"))
 
 
 def _against_closed_forms(lane: Lane, run: Run, family: str) -> list[Violation]:
@@ -87,7 +105,8 @@ def _against_closed_forms(lane: Lane, run: Run, family: str) -> list[Violation]:
 
 def _acceptance(lane: Lane, run: Run, family: str) -> list[Violation]:
     """Accept lengths of the bare requests, each step given its draft; how much was drafted where nothing changed it."""
-    assert run.setup.drafter is not None
+    if run.setup.drafter is None:
+        return []
     bare = {request.request_id for request in run.requests if is_bare(request)}
     judged = replace(
         run,

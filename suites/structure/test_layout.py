@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "harness/invariants": {"harness.contract", "harness.invariants"},
     "harness/oracles": {"harness.contract", "harness.oracles"},
     "harness/known_answer": {"harness.contract", "harness.known_answer"},
+    "harness/record": {"harness.contract", "harness.record"},
     "harness/workloads": {"harness"},
     "harness/report/kernels.py": {"harness", "kernels"},
     "harness/report": {"harness"},

@@ -1,0 +1,6 @@
+"""Engines in processes of their own: the pipe, the process, and the engine that stands for it here."""
+
+from harness.engines.isolated.engine import IsolatedEngine, IsolatedFactory
+from harness.engines.isolated.process import Deadlines, EngineFailure, Worker
+
+__all__ = ["Deadlines", "EngineFailure", "IsolatedEngine", "IsolatedFactory", "Worker"]

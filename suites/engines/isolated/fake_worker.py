@@ -1,0 +1,109 @@
+"""A worker without an engine: each request gets its prompt back, reversed. The fault that it has is named in the
+environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, os.environ["WIRE"])
+
+from wire import Refused, serve
+
+FAULT = os.environ.get("FAULT", "")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def completion(request: dict[str, Any]) -> dict[str, Any]:
+    tokens = list(reversed(request["prompt_token_ids"]))
+    usage = {"prompt_tokens": len(tokens), "completion_tokens": len(tokens)}
+    return {
+        "request_id": request["request_id"],
+        "prompt_token_ids": request["prompt_token_ids"],
+        "token_ids": tokens,
+        "finish_reason": "length",
+        "usage": usage,
+    }
+
+
+def hang() -> None:
+    while True:
+        time.sleep(60)
+
+
+class Fake:
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def start(self, setup: dict[str, Any]) -> dict[str, Any]:
+        say(f"starting on {setup['target']}")
+        if FAULT == "crash_in_start":
+            raise RuntimeError("no kernel image is available")
+        if FAULT == "hang_in_start":
+            hang()
+        if FAULT == "refuse":
+            raise Refused("page_size=3: pages must hold a power of two")
+        return {"engine": "fake", "version": "1", "drafters": [], "features": ["max_new_tokens"]}
+
+    def run(self, order: dict[str, Any], _tensors: Any) -> Any:
+        self.runs += 1
+        say(f"run {self.runs}")
+        if FAULT == "exit":
+            say("about to go")
+            os._exit(3)
+        if FAULT == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if FAULT == "out_of_memory":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if FAULT == "hang":
+            hang()
+        if FAULT == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            hang()
+        if FAULT == "flood":
+            for _ in range(3000):
+                os.write(1, b"x" * 10_000 + b"\n")
+        if FAULT == "raise":
+            raise ValueError("tensor sizes do not match")
+        if FAULT == "wrong_type":
+            return {"completions": [{**completion(order["requests"][0]), "token_ids": "abc"}]}
+        if FAULT == "no_such_tensor":
+            lost = {"storage": "s9", "shape": [1], "stride": [1], "offset": 0}
+            return {"completions": [{**completion(order["requests"][0]), "pooled_hidden": lost}]}
+        if FAULT == "nothing":
+            return None
+        if FAULT == "raw_bytes":
+            os.write(int(os.environ["DRAFTPROOF_WRITE"]), b"INFO 11-30 engine.py: ready\n" * 4)
+        if FAULT == "once" and self.runs == 1 and not Path(os.environ["ONCE"]).exists():
+            Path(os.environ["ONCE"]).touch()
+            os._exit(9)
+        if FAULT == "nan":
+            rows = [{"token_id": 1, "logprob": float("nan"), "rank": 1, "top": [[1, float("-inf")]]}]
+            return {"completions": [{**completion(request), "logprobs": rows} for request in order["requests"]]}
+        return {"completions": [completion(request) for request in order["requests"]]}
+
+    def stop(self) -> None:
+        if FAULT == "exit_in_stop":
+            os._exit(5)
+
+
+if __name__ == "__main__":
+    if FAULT == "no_hello":
+        hang()
+    if FAULT == "crash_at_import":
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+    if FAULT == "another_version":
+        import wire
+
+        wire.VERSION = 99
+    serve(Fake(), {"name": "fake", "version": "1"})
