@@ -32,8 +32,19 @@ class EditedModules(MetaPathFinder):
             fullname, self.files[fullname], submodule_search_locations=self.packages.get(fullname)
         )
 
+    def go_first(self) -> None:
+        """Before any other finder: pytest puts one of its own in front, and that one reads our modules, too."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        sys.meta_path.insert(0, self)
 
-def activate(sources: Mapping[str, str], folder: Path) -> None:
+    def strays(self) -> list[str]:
+        """Modules that were imported from elsewhere, so that their edit was never there."""
+        imported = {name: sys.modules[name] for name in self.files if name in sys.modules}
+        return [name for name, module in imported.items() if module.__file__ != str(self.files[name])]
+
+
+def activate(sources: Mapping[str, str], folder: Path) -> EditedModules:
     """Write `sources` (text by module) into `folder` and import the modules from there from now on.
 
     They are files because Triton reads the source of its functions. None may have been imported before.
@@ -44,4 +55,6 @@ def activate(sources: Mapping[str, str], folder: Path) -> None:
     for name, text in sources.items():
         assert name not in sys.modules, f"{name} was imported before it could be edited"
         files[name].write_text(text, encoding="utf-8")
-    sys.meta_path.insert(0, EditedModules(files, packages))
+    finder = EditedModules(files, packages)
+    finder.go_first()
+    return finder

@@ -19,7 +19,7 @@ import pytest
 
 from harness.invariants.base import InvariantError
 from harness.mutants.base import ROOT
-from harness.mutants.loader import activate
+from harness.mutants.loader import EditedModules, activate
 from harness.report.marks import invariant_ids
 from harness.workloads.smoke import smoke
 
@@ -74,14 +74,15 @@ def run(order: bytes, connection: Connection, started: float) -> None:
     def tell(kind: str, **fields: Any) -> None:
         connection.send_bytes(msgspec.json.encode(asdict(Event(kind=kind, seconds=time.time() - started, **fields))))
 
-    activate(wish.sources, folder)
+    edited = activate(wish.sources, folder)
     tell("smoke", message=_smoke(wish))
     options = ["-q", "--no-shrink", f"--deadline={DEADLINE}", f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
     # It collects garbage five times at the end, to tell of finalizers that failed.
     options += ["-p", "no:unraisableexception"]
     options += [f"--checkpoints={wish.checkpoints}", f"--scorecard={folder / 'scorecard.json'}", f"--tier={wish.tier}"]
     options += [f"--basetemp={folder / 'tmp'}", *(f"--drafter={lane}" for lane in wish.lanes)]
-    code = pytest.main([*options, *wish.tests], plugins=[Watch(wish, tell)])
+    code = pytest.main([*options, *wish.tests], plugins=[Watch(wish, tell, edited)])
+    assert not edited.strays(), f"never edited: {edited.strays()}"
     tell("end", message=str(int(code)))
 
 
@@ -100,10 +101,14 @@ def _smoke(wish: Order) -> str:
 class Watch:
     """pytest plugin: chooses and orders the tests of invariants, tells what each found, and ends when it is enough."""
 
-    def __init__(self, wish: Order, tell: Callable[..., None]) -> None:
+    def __init__(self, wish: Order, tell: Callable[..., None], edited: EditedModules) -> None:
         self.wish = wish
+        self.edited = edited
         self.tell = tell
         self.red: set[str] = set()
+
+    def pytest_configure(self) -> None:
+        self.edited.go_first()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
