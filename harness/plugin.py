@@ -18,6 +18,7 @@ from harness.report import reproduce
 from harness.report.collector import ScorecardCollector
 from harness.report.deadline import Deadline
 from harness.report.marks import NO_LANE, invariant_ids, lane_of
+from harness.report.rotation import asked_for_by_name, is_property, out_of_turn
 
 if TYPE_CHECKING:
     from harness.report.workers import LaneScheduling
@@ -192,9 +193,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     ]
+    if fast and not asked_for_by_name(config):
+        from harness.workloads.lanes import LANES
+
+        gone = set(dropped)
+        resting = out_of_turn([item for item in items if item not in gone], list(LANES))
+        dropped += [item for item in items if item in resting]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in dropped]
+        gone = set(dropped)
+        items[:] = [item for item in items if item not in gone]
     for item in items:
         if invariant_ids(item):
             _seed_property_test(item, config.getoption("hypothesis_seed"))
@@ -215,9 +223,9 @@ def _is_for_its_lane(item: pytest.Item) -> bool:
 
 
 def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
-    from hypothesis import is_hypothesis_test, seed
+    from hypothesis import seed
 
-    if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+    if isinstance(item, pytest.Function) and is_property(item):
         seed(int(session_seed))(item.function)
 
 

@@ -22,6 +22,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
 from harness.workloads.scenarios import short_prompts
+from suites.tiers import tiered
 
 K = 3
 PROMPTS = ("Hello, world", "a", "def f(x):", "0123456789 9876543210")
@@ -94,7 +95,7 @@ def test_an_emitted_eos_does_not_blind_the_drafter(target: Path) -> None:
     assert done.accept_lens == (K + 1,) * 3
 
 
-@pytest.mark.parametrize("k", [1, K, 6])
+@pytest.mark.parametrize("k", tiered([1, K, 6], K))
 def test_a_noisy_drafter_is_lossless_and_partly_accepted(plain: Engine, target: Path, noisy: Path, k: int) -> None:
     asked = requests(ignore_eos=True)
     done = assisted(target, noisy, k).run(asked).completions

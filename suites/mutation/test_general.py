@@ -75,6 +75,7 @@ def test_a_family_that_there_is_not() -> None:
         survey.changes_of("nothing")
 
 
+@pytest.mark.full
 def test_a_survey_kills_what_a_kernels_tests_see(laboratory: Laboratory) -> None:
     (found,) = survey.survey(laboratory, "kernels", match="verify_chain_greedy:reference: draft_tokens == ")
     assert found.killer.startswith("suites/kernels/test_verify_chain_greedy.py::")

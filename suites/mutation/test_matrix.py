@@ -7,7 +7,7 @@ import pytest
 from harness.mutants import Mutant, zoo
 from harness.mutants.runs import Laboratory
 
-FAST = ("verify-rows-read-as-one-per-request", "hidden-rows-are-views")
+FAST = ("hidden-rows-are-views",)
 """In every run; all of them with --tier full, or `draftproof mutants run`."""
 
 

@@ -83,7 +83,7 @@ def bare(run: Run, drafter: Drafter) -> None:
 
 @pytest.mark.drafters("STANDALONE", "EAGLE", "MTP", "NGRAM")
 @pytest.mark.parametrize("delay", tiered(DELAYS, "jitter"))
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", tiered(MAKES, slots_change_hands, abort_storm))
 def test_late_results(lane: Lane, make: MakeBatch, delay: str) -> None:
     batch = lane.fit(watched(make(CENSUS)))
     run = late_run(lane, batch, delay)

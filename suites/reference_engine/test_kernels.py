@@ -51,7 +51,7 @@ def run(lane: Lane, kernels: str, requests: Sequence[Request]) -> Run:
         return engine.run(requests)
 
 
-@pytest.mark.parametrize("name", tiered(LANES, "EAGLE3", "EAGLE-tree"))
+@pytest.mark.parametrize("name", tiered(LANES, "EAGLE-tree"))
 def test_kernels_and_references_agree(open_lane: OpenLane, name: str) -> None:
     lane = open_lane(name)
     requests = mixed(16)

@@ -36,11 +36,12 @@ class EngineFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds for the worker's first word, for a start, and for a run."""
+    """Seconds for the worker's first word, for a start, for a run, and for its end when it is told to go."""
 
     hello: float = 120.0
     start: float = 300.0
     run: float = 120.0
+    end: float = 5.0
 
 
 class _Log:
@@ -121,7 +122,7 @@ class Worker:
             if number >= 0:
                 os.close(number)
         self._in = self._out = -1
-        for sign, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        for sign, patience in ((signal.SIGTERM, self.deadlines.end), (signal.SIGKILL, 5.0)):
             try:
                 os.killpg(self._process.pid, sign)
             except ProcessLookupError:

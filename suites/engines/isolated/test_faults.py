@@ -28,7 +28,7 @@ def make() -> Iterator[Make]:
 
     def factory(fault: str = "", **environment: str) -> IsolatedFactory:
         env = {"WIRE": str(WORKERS), "FAULT": fault, **environment}
-        deadlines = Deadlines(hello=10 if fault != "no_hello" else 0.5, start=2.0, run=2.0)
+        deadlines = Deadlines(hello=10 if fault != "no_hello" else 0.5, start=1.5, run=1.0, end=0.3)
         made.append(IsolatedFactory("fake", Path(sys.executable), FAKE, deadlines, env))
         return made[-1]
 
@@ -63,12 +63,12 @@ FAULTS = {
     "no_hello": ("did not say hello within", ""),
     "another_version": ("speaks version 99", ""),
     "crash_in_start": ("RuntimeError: no kernel image", ""),
-    "hang_in_start": ("did not start within 2 s", "starting on nowhere"),
+    "hang_in_start": ("did not start within 1.5 s", "starting on nowhere"),
     "exit": ("ended with exit code 3", "about to go"),
     "segfault": ("was ended by SIGSEGV", "run 1"),
     "out_of_memory": ("SIGKILL, as the system does when memory runs out", "run 1"),
-    "hang": ("did not run within 2 s", "run 1"),
-    "deaf": ("did not run within 2 s", "run 1"),
+    "hang": ("did not run within 1 s", "run 1"),
+    "deaf": ("did not run within 1 s", "run 1"),
     "raise": ("ValueError: tensor sizes do not match", "Traceback"),
     "wrong_type": ("answered nonsense", "token_ids"),
     "no_such_tensor": ("answered nonsense", "s9"),

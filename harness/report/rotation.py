@@ -1,0 +1,65 @@
+"""The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of
+them and every test some lanes. The full tier, and whoever asks for a lane or a test by name, gets all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+import pytest
+
+from harness.report.marks import NO_LANE, invariant_ids, lane_of
+
+TURNS = 4
+"""Each scripted test runs on every fourth lane: three of twelve."""
+
+PROPERTY_TURNS = 2
+"""Each property test on every other lane."""
+
+
+def asked_for_by_name(config: pytest.Config) -> bool:
+    """Whether something narrower than files was asked for."""
+    option = config.option
+    named = any("::" in argument for argument in config.args)
+    return bool(named or option.keyword or config.getoption("--drafter") or config.getoption("--invariant"))
+
+
+def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytest.Item]:
+    """The items whose turn it is not. No cell of the scorecard and no test is left empty."""
+    places: dict[str, int] = {}
+    resting: list[pytest.Item] = []
+    left = Counter[Hashable]()
+    for item in items:
+        lane = lane_of(item)
+        if lane is None or lane == NO_LANE or not invariant_ids(item):
+            continue
+        place = places.setdefault(_test(item, lane), len(places))
+        turns = PROPERTY_TURNS if is_property(item) else TURNS
+        if (place + lanes.index(lane)) % turns == 0:
+            left.update(_due(item, lane))
+        else:
+            resting.append(item)
+    dropped = set()
+    for item in resting:
+        due = _due(item, str(lane_of(item)))
+        if all(left[one] for one in due):
+            dropped.add(item)
+        else:
+            left.update(due)
+    return dropped
+
+
+def is_property(item: pytest.Item) -> bool:
+    from hypothesis import is_hypothesis_test
+
+    return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+
+
+def _test(item: pytest.Item, lane: str) -> str:
+    """Name of the test with its other parameters."""
+    return item.nodeid.replace(lane, "", 1)
+
+
+def _due(item: pytest.Item, lane: str) -> list[Hashable]:
+    """What must run at least once: each cell, and each test."""
+    return [*((lane, name) for name in invariant_ids(item)), _test(item, lane)]

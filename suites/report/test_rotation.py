@@ -1,0 +1,69 @@
+"""The fast tier's turns: a part of the scripted tests for each lane, and nothing left empty."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.report.rotation import TURNS, out_of_turn
+
+LANES = [f"lane{number}" for number in range(12)]
+
+
+def item(test: str, lane: str | None, *invariants: str) -> Any:
+    marker = SimpleNamespace(args=invariants)
+    return SimpleNamespace(
+        nodeid=f"{test}[{lane}]",
+        callspec=SimpleNamespace(params={} if lane is None else {"lane": lane}),
+        iter_markers=lambda _name: iter([marker] if invariants else []),
+    )
+
+
+class Item(SimpleNamespace):
+    """Hashable by identity, as pytest's are."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def items(tests: dict[str, tuple[str, ...]], lanes: list[str] = LANES) -> list[Any]:
+    return [Item(**vars(item(test, lane, *ids))) for test, ids in tests.items() for lane in lanes]
+
+
+def kept(found: list[Any]) -> list[Any]:
+    dropped = out_of_turn(found, LANES)
+    return [one for one in found if one not in dropped]
+
+
+def test_every_test_runs_on_every_fourth_lane() -> None:
+    found = items({f"test_{number}": ("A-1",) for number in range(8)})
+    left = kept(found)
+    assert len(left) == len(found) / TURNS
+    for lane in LANES:
+        assert sum(one.callspec.params["lane"] == lane for one in left) == 8 / TURNS
+
+
+def test_no_cell_is_left_empty() -> None:
+    """Three tests in four turns: some lanes would have none."""
+    found = items({"test_a": ("A-1",), "test_b": ("A-1", "B-1"), "test_c": ("A-1",)})
+    cells = {(one.callspec.params["lane"], name) for one in kept(found) for name in ("A-1",)}
+    assert cells == {(lane, "A-1") for lane in LANES}
+    assert sum(one.nodeid.startswith("test_b") for one in kept(found)) == len(LANES), "B-1 has no other test"
+
+
+def test_no_test_is_left_out() -> None:
+    """A test of one lane runs there, whoever's turn it is."""
+    found = [
+        *items({"test_everywhere": ("A-1",)}),
+        *items({f"test_{number}": ("A-1",) for number in range(4)}, LANES[:1]),
+    ]
+    names = {one.nodeid.partition("[")[0] for one in kept(found)}
+    assert names == {"test_everywhere", "test_0", "test_1", "test_2", "test_3"}
+
+
+@pytest.mark.parametrize(("lane", "ids"), [(None, ("A-1",)), ("lane3", ())])
+def test_what_is_no_conformance_test_always_runs(lane: str | None, ids: tuple[str, ...]) -> None:
+    found = [Item(**vars(item(f"test_{number}", lane, *ids))) for number in range(8)]
+    assert kept(found) == found
