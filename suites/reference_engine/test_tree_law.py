@@ -14,7 +14,6 @@ from reference_engine.sampling.processors import draw
 from reference_engine.verification import tree
 from reference_engine.verification.base import Verdict
 from suites.reference_engine.laws import (
-from suites.tiers import tiered
     TOLERANCE,
     Laws,
     Tally,
@@ -26,6 +25,7 @@ from suites.tiers import tiered
     seeded_laws,
     target_law,
 )
+from suites.tiers import tiered
 
 Verify = Callable[..., Verdict]
 Tree = tuple[Tokens, Tokens]

@@ -63,7 +63,7 @@ def test_no_test_is_left_out() -> None:
     assert names == {"test_everywhere", "test_0", "test_1", "test_2", "test_3"}
 
 
-@pytest.mark.parametrize(("lane", "ids"), [(None, ("A-1",)), ("lane3", ())])
-def test_what_is_no_conformance_test_always_runs(lane: str | None, ids: tuple[str, ...]) -> None:
-    found = [Item(**vars(item(f"test_{number}", lane, *ids))) for number in range(8)]
+@pytest.mark.parametrize(("where", "ids"), [(None, ("A-1",)), ("lane3", ())])
+def test_what_is_no_conformance_test_always_runs(where: str | None, ids: tuple[str, ...]) -> None:
+    found = [Item(**vars(item(f"test_{number}", where, *ids))) for number in range(8)]
     assert kept(found) == found
