@@ -193,7 +193,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     ]
-    if fast and not asked_for_by_name(config):
+    if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance"):
         from harness.workloads.lanes import LANES
 
         gone = set(dropped)

@@ -1,10 +1,11 @@
 """The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of
-them and every test some lanes. The full tier, and whoever asks for a lane or a test by name, gets all."""
+them and every test some lanes. The full tier gets all, and so does whoever asks for the conformance suite, a lane or a test by name."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +14,17 @@ from harness.report.marks import NO_LANE, invariant_ids, lane_of
 TURNS = 4
 """Each scripted test runs on every fourth lane: three of twelve."""
 
-PROPERTY_TURNS = 2
-"""Each property test on every other lane."""
+PROPERTY_TURNS = 3
+"""Each property test on every third lane."""
 
 
-def asked_for_by_name(config: pytest.Config) -> bool:
-    """Whether something narrower than files was asked for."""
+def asked_for_by_name(config: pytest.Config, suite: Path) -> bool:
+    """Whether `suite`, or something in it, was asked for, and not just what holds it."""
     option = config.option
-    named = any("::" in argument for argument in config.args)
-    return bool(named or option.keyword or config.getoption("--drafter") or config.getoption("--invariant"))
+    if option.keyword or config.getoption("--drafter") or config.getoption("--invariant"):
+        return True
+    roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return any(root.resolve().is_relative_to(suite) for root in roots)
 
 
 def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytest.Item]:
