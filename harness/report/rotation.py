@@ -1,5 +1,5 @@
-"""The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of
-them and every test some lanes. The full tier gets all, and so does whoever asks for the conformance suite, a lane or a test by name."""
+"""The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of them and
+every test some lanes. The full tier gets all, and so does whoever asks for the conformance suite, a lane or a test."""
 
 from __future__ import annotations
 
