@@ -11,8 +11,8 @@ import pytest
 
 from harness.report.marks import NO_LANE, invariant_ids, lane_of
 
-TURNS = 4
-"""Each scripted test runs on every fourth lane: three of twelve."""
+TURNS = 6
+"""Each scripted test runs on every sixth lane: two of twelve."""
 
 PROPERTY_TURNS = 3
 """Each property test on every third lane."""
