@@ -185,24 +185,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     wanted = set(config.getoption("--invariant"))
     fast = config.getoption("--tier") == "fast"
-    dropped = [
+    dropped = {
         item
         for item in items
         if (wanted and not wanted & set(invariant_ids(item)))
         or lane_of(item) == NO_LANE
         or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
-    ]
+    }
     if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance"):
         from harness.workloads.lanes import LANES
 
-        gone = set(dropped)
-        resting = out_of_turn([item for item in items if item not in gone], list(LANES))
-        dropped += [item for item in items if item in resting]
+        dropped |= out_of_turn((item for item in items if item not in dropped), list(LANES))
     if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        gone = set(dropped)
-        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
     for item in items:
         if invariant_ids(item):
             _seed_property_test(item, config.getoption("hypothesis_seed"))
@@ -225,7 +222,7 @@ def _is_for_its_lane(item: pytest.Item) -> bool:
 def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
     from hypothesis import seed
 
-    if isinstance(item, pytest.Function) and is_property(item):
+    if is_property(item):
         seed(int(session_seed))(item.function)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -52,7 +53,7 @@ def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytes
     return dropped
 
 
-def is_property(item: pytest.Item) -> bool:
+def is_property(item: pytest.Item) -> TypeGuard[pytest.Function]:
     from hypothesis import is_hypothesis_test
 
     return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
@@ -60,7 +61,7 @@ def is_property(item: pytest.Item) -> bool:
 
 def _test(item: pytest.Item, lane: str) -> str:
     """Name of the test with its other parameters."""
-    return item.nodeid.replace(lane, "", 1)
+    return item.nodeid.replace(f"[{lane}", "[", 1)
 
 
 def _due(item: pytest.Item, lane: str) -> list[Hashable]:

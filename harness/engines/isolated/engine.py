@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,9 +100,9 @@ class IsolatedEngine:
         reply, tensors = self._worker.ask(order, self._deadlines.run)
         told = _told(reply, "done", self._worker, "run")
         answer = _decoded(told, Answer, tensors)
-        for step in answer.steps if on_step is not None else ():
-            assert on_step is not None
-            on_step(step)
+        if on_step is not None:
+            for step in answer.steps:
+                on_step(step)
         return Run(
             setup=self.setup,
             capabilities=self.capabilities,
@@ -110,7 +110,7 @@ class IsolatedEngine:
             completions=answer.completions,
             steps=answer.steps,
             counters=answer.counters,
-            actions=tuple(replace(action) for action in actions),
+            actions=tuple(actions),
             idle=answer.idle,
         )
 
