@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
 
 app = typer.Typer(
@@ -21,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 known_answer = typer.Typer(help="Checkpoints whose answers are known in closed form.", no_args_is_help=True)
-engines = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
 app.add_typer(known_answer, name="known-answer")
 app.add_typer(engines, name="engines")
 app.add_typer(mutants, name="mutants")
@@ -32,7 +33,16 @@ SUITE = ROOT / "suites" / "conformance"
 
 @app.command()
 def run(
-    engine: Annotated[str, typer.Option(help="Registered name, or module:factory of your adapter.")] = "reference",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME, NAME@VERSION, or module:factory of your adapter; repeatable: they are compared. "
+            "Default: reference."
+        ),
+    ] = None,
+    engine_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment of your own that has the engine.")
+    ] = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
     invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
     tier: Annotated[str, typer.Option(help="fast, or full: more examples and long sweeps.")] = "fast",
@@ -43,23 +53,52 @@ def run(
     record: Annotated[Path | None, typer.Option(help="Write every run there, to be checked elsewhere.")] = None,
 ) -> None:
     """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
-    import pytest
-
     if kernels not in ("auto", "torch", "triton"):
         raise typer.BadParameter(f"--kernels {kernels}: must be auto, torch or triton")
     # An adapter may lie where the command is run.
     sys.path.insert(0, str(Path.cwd()))
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *inherited])
-    arguments = [str(SUITE), f"--rootdir={ROOT}", "--engine", engine, "--tier", tier, "--seeds", str(seeds)]
-    arguments += ["--kernels", kernels]
-    arguments += ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
+    arguments = [str(SUITE), f"--rootdir={ROOT}", "--tier", tier, "--seeds", str(seeds), "--kernels", kernels]
     arguments += ["--record", str(record)] if record is not None else []
     arguments += ["-q", "-n", workers] if workers != "0" else ["-q"]
     for option, values in (("--drafter", drafter), ("--invariant", invariant)):
         for value in values or ():
             arguments += [option, value]
-    raise typer.Exit(int(pytest.main(arguments)))
+    names = _named(engine or ["reference"], engine_python)
+    raise typer.Exit(_run_one(names[0], arguments, out) if len(names) == 1 else _run_all(names, arguments, out))
+
+
+def _named(engines: list[str], python: Path | None) -> list[str]:
+    """NAME@PATH for an environment of the user's own."""
+    if python is None:
+        return engines
+    if len(engines) > 1 or "@" in engines[0]:
+        raise typer.BadParameter(f"--engine-python goes with one --engine and no version, not {', '.join(engines)}")
+    return [f"{engines[0]}@{python.absolute()}"]
+
+
+def _run_one(engine: str, arguments: list[str], out: Path) -> int:
+    import pytest
+
+    files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
+    return int(pytest.main([*arguments, "--engine", engine, *files]))
+
+
+def _run_all(engines: list[str], arguments: list[str], out: Path) -> int:
+    """One after another, each in a session of its own, and then what differs."""
+    from harness.report.compare import differences, merged
+
+    codes, cards = [], {}
+    for engine in engines:
+        folder = out / engine.replace("/", "_").replace(":", "_")
+        cards[engine] = folder / "scorecard.json"
+        cards[engine].unlink(missing_ok=True)
+        files = ["--scorecard", str(cards[engine]), f"--junitxml={folder / 'junit.xml'}"]
+        command = [sys.executable, "-m", "pytest", *arguments, "--engine", engine, *files]
+        codes.append(subprocess.run(command, check=False).returncode)
+    typer.echo(differences(merged(cards, out / "scorecard.json"), engines), nl=False)
+    return max(codes)
 
 
 @app.command()
@@ -147,15 +186,6 @@ def check(
         typer.echo(report)
         broken |= not fine
     raise typer.Exit(broken)
-
-
-@engines.command("list")
-def list_engines() -> None:
-    """List the engines that have an adapter."""
-    from harness.engines import ENGINES
-
-    for name in sorted(ENGINES):
-        typer.echo(name)
 
 
 @known_answer.command("build")

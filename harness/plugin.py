@@ -143,7 +143,6 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
     engine, drafters, invariants = (config.getoption(name) for name in ("--engine", "--drafter", "--invariant"))
     if engine == "reference" and not drafters and not invariants:
         return
-    from harness.engines import ENGINES
     from harness.workloads.lanes import LANES, catalogue, factory_of
 
     for option, names, known in (("--drafter", drafters, LANES), ("--invariant", invariants, catalogue())):
@@ -152,8 +151,6 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"{option} {name}: there is none of that name; choose from {', '.join(known)}")
     if invariants and not any(LANES[lane].applies(name) for lane in drafters or LANES for name in invariants):
         raise pytest.UsageError(f"--invariant {', '.join(invariants)}: says nothing about {', '.join(drafters)}")
-    if engine in ENGINES:
-        return
     try:
         factory_of(engine)
     except ValueError as error:

@@ -57,10 +57,10 @@ class DrafterSetup:
 class EngineSetup:
     """How an engine is started. Adapters refuse what their engine cannot do (`Refused`).
 
-    Sizes: `page_size` and `chunk_size` in tokens, `num_pages` in pages (0 = enough for `max_running` full requests),
-    `context_length` in tokens. `batch_buckets` are the padded batch sizes (empty = no padding). `poison` fills freed
-    and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every running
-    request after each step. `kernels`: what computes the steps of speculation, where an engine has the choice.
+    Sizes: `page_size` (None = the engine's own), `chunk_size` and `context_length` in tokens, `num_pages` in pages (0 =
+    enough for `max_running` full requests). `batch_buckets` are the padded batch sizes (empty = no padding). `poison`
+    fills freed and unwritten KV with a value that no model computes. `snapshots` asks for a `StateSnapshot` of every
+    running request after each step. `kernels`: what computes the steps of speculation, where an engine has the choice.
     """
 
     target: Path
@@ -68,7 +68,7 @@ class EngineSetup:
     dtype: DType = "float32"
     device: str = "cpu"
     context_length: int = 512
-    page_size: int = 16
+    page_size: int | None = None
     num_pages: int = 0
     max_running: int = 8
     chunk_size: int = 256

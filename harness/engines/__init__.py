@@ -5,28 +5,45 @@ An adapter is imported only when it is asked for, so that a missing engine costs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 
 from harness.contract import EngineFactory
+from harness.engines.environments import Recipe
 
 
-def _lazy(module: str, factory: str) -> Callable[[], EngineFactory]:
-    def make() -> EngineFactory:
-        made: EngineFactory = getattr(import_module(f"harness.engines.{module}"), factory)()
-        return made
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`module` beside this one, and the `factory` in it. One that is `isolated` runs in environments of its own: its
+    module says in `RECIPE` how one is made, and its factory takes a version or the path of a Python."""
 
-    return make
+    module: str
+    factory: str
+    isolated: bool = False
 
 
-ENGINES: dict[str, Callable[[], EngineFactory]] = {
-    "reference": _lazy("reference", "ReferenceFactory"),
-    "transformers": _lazy("transformers", "TransformersFactory"),
+ENGINES = {
+    "reference": Adapter("reference", "ReferenceFactory"),
+    "transformers": Adapter("transformers", "TransformersFactory"),
+    "vllm": Adapter("vllm", "VllmFactory", isolated=True),
 }
 
 
-def engine_factory(name: str) -> EngineFactory:
-    """The factory registered under `name`. Raises ValueError naming the engines that there are."""
+def engine_factory(spec: str) -> EngineFactory:
+    """The factory of NAME, NAME@VERSION, or NAME@PATH of a Python that has the engine. Raises ValueError naming the
+    engines that there are, or what is missing."""
+    name, _, where = spec.partition("@")
     if name not in ENGINES:
         raise ValueError(f"engine={name!r}: must be one of {', '.join(sorted(ENGINES))}")
-    return ENGINES[name]()
+    adapter = ENGINES[name]
+    if where and not adapter.isolated:
+        raise ValueError(f"engine={spec!r}: {name} runs in this environment, in the one version that it has")
+    make = getattr(import_module(f"harness.engines.{adapter.module}"), adapter.factory)
+    made: EngineFactory = make(where) if adapter.isolated else make()
+    return made
+
+
+def recipes() -> dict[str, Recipe]:
+    """How environments are made, of every engine that has its own."""
+    isolated = {name: adapter for name, adapter in ENGINES.items() if adapter.isolated}
+    return {name: import_module(f"harness.engines.{one.module}").RECIPE for name, one in isolated.items()}

@@ -226,7 +226,9 @@ def _config(setup: EngineSetup) -> EngineConfig:
     if drafter is not None:
         spec = SpecConfig(**{field.name: getattr(drafter, field.name) for field in fields(SpecConfig)})
     same = {
-        field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in ("target", "drafter")
+        field.name: getattr(setup, field.name)
+        for field in fields(setup)
+        if field.name not in ("target", "drafter") and (field.name, getattr(setup, field.name)) != ("page_size", None)
     }
     return EngineConfig(model=setup.target, spec=spec, trace=True, **same)
 

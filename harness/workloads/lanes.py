@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -148,8 +149,10 @@ def catalogue() -> list[str]:
     return sorted({*INVARIANTS, *AT_THE_DOOR})
 
 
+@cache
 def factory_of(engine: str) -> EngineFactory:
-    """A registered engine, or `module:attribute` naming a factory class of somebody's own.
+    """A registered engine, or `module:attribute` naming a factory class of somebody's own. One for all lanes of a
+    process: a factory may keep engines.
 
     Raises ValueError naming the engine when there is none.
     """

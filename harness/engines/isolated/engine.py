@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,9 @@ from harness.contract import (
     StateSnapshot,
     StepTrace,
 )
+from harness.engines.isolated.base import Dialect
+from harness.engines.isolated.fork_server import ForkServer
+from harness.engines.isolated.pool import Pool
 from harness.engines.isolated.process import Deadlines, EngineFailure, Worker
 from harness.record.values import Packed, decoded, plain
 
@@ -39,49 +42,87 @@ class Answer(msgspec.Struct):
     idle: bool = True
 
 
-@dataclass(slots=True)
 class IsolatedFactory:
-    """Starts engines of one kind, each in a worker process with its own Python. A worker that has died is replaced by
-    the next start; one that lives is kept between engines, since importing an engine takes long."""
+    """Starts engines of one kind, each in a worker process with its own Python.
 
-    name: str
-    python: Path
-    script: Path
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    environment: Mapping[str, str] | None = None
-    _worker: Worker | None = None
+    `room` engines that were closed are kept for whoever starts one that is equal; it gets them with empty caches. One
+    that died, hung or answered nonsense is never used again. What was refused once is refused again unasked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dialect: Dialect,
+        python: Path,
+        script: Path,
+        deadlines: Deadlines | None = None,
+        environment: Mapping[str, str] | None = None,
+        room: int = 3,
+    ) -> None:
+        self.name, self.dialect = name, dialect
+        self._python, self._script = python, script
+        self._environment = environment
+        self.deadlines = deadlines or Deadlines()
+        self._pool = Pool(room)
+        self._server: ForkServer | None = None
+        self._refused: dict[str, str] = {}
+        atexit.register(self.close)
+
+    @property
+    def version(self) -> str:
+        """The engine's, as its worker tells it."""
+        return self._fork_server().version
 
     def start(self, setup: EngineSetup) -> Engine:
         """Raises `Refused` for what the engine declines, `EngineFailure` when it does not come up."""
         if setup.drafter is not None and setup.drafter.script is not None:
             raise Refused("script: a scripted drafter cannot be sent to another process")
-        worker = self._ready_worker()
-        reply, _ = worker.ask({"ask": "start", "setup": plain(setup)}, self.deadlines.start)
-        capabilities = _decoded(_told(reply, "ready", worker, "capabilities"), Capabilities, b"")
-        return IsolatedEngine(self, worker, setup, capabilities)
+        words = self.dialect.start(self.version, setup)
+        key = msgspec.json.encode(words, order="deterministic").decode()
+        if key in self._refused:
+            raise Refused(self._refused[key])
+        worker = self._pool.take(key, self.deadlines.run) or self._started(words, key)
+        return IsolatedEngine(self, worker, key, setup)
+
+    def give_back(self, key: str, worker: Worker) -> None:
+        """An engine that is not used any more."""
+        self._pool.give(key, worker)
 
     def close(self) -> None:
-        """End the worker."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        """End all processes but those whose engine is in use."""
+        self._pool.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
-    def _ready_worker(self) -> Worker:
-        if self._worker is None or not self._worker.alive:
+    def _started(self, words: Mapping[str, Any], key: str) -> Worker:
+        worker = self._fork_server().fork()
+        reply, _ = worker.ask({"ask": "start", "words": words}, self.deadlines.start)
+        try:
+            told(reply, "ready", worker, "facts")
+        except Refused as refusal:
+            self._refused[key] = str(refusal)
+            worker.close()
+            raise
+        except EngineFailure:
+            worker.close()
+            raise
+        return worker
+
+    def _fork_server(self) -> ForkServer:
+        if self._server is None or not self._server.alive:
             self.close()
-            self._worker = Worker(self.python, self.script, self.deadlines, self.environment)
-        return self._worker
+            self._server = ForkServer(self._python, self._script, self.deadlines, self._environment)
+        return self._server
 
 
 class IsolatedEngine:
-    """The engine that a worker has started last."""
+    """An engine that a worker has started."""
 
-    def __init__(
-        self, factory: IsolatedFactory, worker: Worker, setup: EngineSetup, capabilities: Capabilities
-    ) -> None:
+    def __init__(self, factory: IsolatedFactory, worker: Worker, key: str, setup: EngineSetup) -> None:
         self.setup = setup
-        self.capabilities = capabilities
-        self._deadlines = factory.deadlines
+        self.capabilities: Capabilities = factory.dialect.capabilities(factory.version, setup)
+        self._factory, self._key = factory, key
         self._worker: Worker | None = worker
 
     def run(
@@ -96,10 +137,10 @@ class IsolatedEngine:
         nonsense. Traces come when the run is over: `on_step` sees them, and writes to copies."""
         if self._worker is None or not self._worker.alive:
             raise EngineFailure("the engine is gone: an earlier run ended it")
-        order = {"ask": "run", "requests": plain(requests), "actions": plain(actions), "max_steps": max_steps}
-        reply, tensors = self._worker.ask(order, self._deadlines.run)
-        told = _told(reply, "done", self._worker, "run")
-        answer = _decoded(told, Answer, tensors)
+        asked = [self._factory.dialect.request(request, self.setup) for request in requests]
+        order = {"ask": "run", "requests": asked, "actions": plain(actions), "max_steps": max_steps}
+        reply, tensors = self._worker.ask(order, self._factory.deadlines.run)
+        answer = _decoded(told(reply, "done", self._worker, "run"), tensors)
         if on_step is not None:
             for step in answer.steps:
                 on_step(step)
@@ -118,16 +159,13 @@ class IsolatedEngine:
         raise Refused(f"fresh_state of {len(token_ids)} tokens: no snapshots come out of another process")
 
     def close(self) -> None:
-        """Ask the worker to let the engine go. What is wrong with one that cannot shows at the next start."""
+        """Nobody uses it any more."""
         worker, self._worker = self._worker, None
         if worker is not None and worker.alive:
-            try:
-                worker.ask({"ask": "stop"}, self._deadlines.start)
-            except EngineFailure:
-                worker.close()
+            self._factory.give_back(self._key, worker)
 
 
-def _told(reply: Mapping[str, Any], wanted: str, worker: Worker, part: str) -> Any:
+def told(reply: Mapping[str, Any], wanted: str, worker: Worker, part: str) -> Any:
     """The part of a reply that was wanted. Raises what the reply says instead."""
     kind = reply.get("reply")
     if kind == "refused":
@@ -140,8 +178,8 @@ def _told(reply: Mapping[str, Any], wanted: str, worker: Worker, part: str) -> A
     return reply[part]
 
 
-def _decoded(value: Any, type_: type[T], tensors: bytes) -> T:
+def _decoded(value: Any, tensors: bytes) -> Answer:
     try:
-        return decoded(value, type_, Packed(tensors))
+        return decoded(value, Answer, Packed(tensors))
     except ValueError as error:
         raise EngineFailure(f"the engine answered nonsense: {error}") from error

@@ -7,13 +7,11 @@ import select
 import signal
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -25,8 +23,6 @@ KEPT = 64 * 1024
 """Bytes of a worker's output that are kept, its last."""
 SHOWN = 30
 """Lines of it that are told when something is wrong."""
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
-"""What a worker gets of our environment: never our module path, and no token."""
 
 
 class EngineFailure(RuntimeError):
@@ -68,42 +64,41 @@ class _Log:
         return "\n".join(f"  | {line}" for line in lines[-SHOWN:]) or "  | (it wrote nothing)"
 
 
-class Worker:
-    """One process. Its standard streams are its log; messages go over two pipes of their own."""
+class Life(Protocol):
+    """What is known of a process."""
 
-    def __init__(
-        self, python: Path, script: Path, deadlines: Deadlines, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.script, self.deadlines = script, deadlines
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same, when it is over. Raises subprocess.TimeoutExpired."""
+        ...
+
+
+class Worker:
+    """A process of its own session, and two pipes to it. Its standard streams are its log, which is read from `log`.
+    `in_` and `out` are our ends of the pipes. It must say hello at once."""
+
+    def __init__(self, life: Life, in_: int, out: int, log: BinaryIO, deadlines: Deadlines) -> None:
+        self.deadlines = deadlines
+        self._life, self._in, self._out = life, in_, out
+        self._log = _Log(log)
         os.set_blocking(self._in, False)
-        env = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        env |= {"DRAFTPROOF_READ": str(theirs_in), "DRAFTPROOF_WRITE": str(theirs_out), "PYTHONUNBUFFERED": "1"}
-        self._folder = tempfile.TemporaryDirectory(prefix="draftproof-worker-", ignore_cleanup_errors=True)
-        try:
-            self._process = subprocess.Popen(
-                [str(python), "-s", str(script)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs_in, theirs_out),
-                cwd=self._folder.name,
-                env=env | dict(environment or {}),
-                start_new_session=True,
-            )
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        assert self._process.stdout is not None
-        self._log = _Log(self._process.stdout)  # type: ignore[arg-type]  # it is a binary pipe
         self.hello = self._receive(deadlines.hello, "say hello")[0]
         if self.hello.get("hello") != WIRE_VERSION:
             raise self._failure(f"speaks version {self.hello.get('hello')!r} of the protocol, not {WIRE_VERSION}")
 
     @property
+    def pid(self) -> int:
+        return self._life.pid
+
+    @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._life.poll() is None
 
     def ask(self, message: Mapping[str, Any], deadline: float) -> tuple[dict[str, Any], bytes]:
         """Send a message and wait for its reply: a JSON object and safetensors bytes. Raises `EngineFailure`, after
@@ -124,15 +119,14 @@ class Worker:
         self._in = self._out = -1
         for sign, patience in ((signal.SIGTERM, self.deadlines.end), (signal.SIGKILL, 5.0)):
             try:
-                os.killpg(self._process.pid, sign)
+                os.killpg(self._life.pid, sign)
             except ProcessLookupError:
                 break
             try:
-                self._process.wait(patience)
+                self._life.wait(patience)
             except subprocess.TimeoutExpired:
                 continue
-        self._process.wait()
-        self._folder.cleanup()
+        self._life.wait()
 
     def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -166,7 +160,7 @@ class Worker:
     def _death(self) -> str:
         """How the process ended, in words."""
         try:
-            code = self._process.wait(2.0)
+            code = self._life.wait(2.0)
         except subprocess.TimeoutExpired:
             return "closed its pipe without an answer"
         if code >= 0:

@@ -2,9 +2,13 @@
 engine's own environment and sees nothing of ours but this folder.
 
 A frame is two big-endian uint64, the lengths of a JSON text and of safetensors bytes, and then these. The first message
-is the worker's hello; from then on each request gets one reply, `{"reply": kind, ...}`: "ready", "refused" (`reason`),
-"done", "failed" (`error`, `trace`). Values are objects of the harness's contract, field by field; a tensor is
-`{"storage", "shape", "stride", "offset"}` in elements of a flat entry of the safetensors bytes.
+is the worker's hello; from then on each request gets one reply, `{"reply": kind, ...}`: "ready" (`facts`), "refused"
+(`reason`), "done", "failed" (`error`, `trace`). The process that is started first starts no engine: it forks one that
+does for each that is wanted ("fork", over three FIFOs), and tells how they end ("poll").
+
+What is asked is in the engine's own words, put so by its adapter. What is answered are objects of the harness's
+contract, field by field; a tensor is `{"storage", "shape", "stride", "offset"}` in elements of a flat entry of the
+safetensors bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import traceback
 from typing import Any, Protocol
 
@@ -26,13 +31,21 @@ class Refused(Exception):
 class ServedEngine(Protocol):
     """What a worker implements. Each may raise `Refused`."""
 
-    def start(self, setup: dict[str, Any]) -> dict[str, Any]:
-        """Start on an `EngineSetup` -> `Capabilities`."""
+    def load(self) -> None:
+        """Import what every engine needs: once, before the first fork."""
+        ...
+
+    def start(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Start it -> what is worth knowing of it."""
         ...
 
     def run(self, order: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
         """Run `order["requests"]` with `order["actions"]`, at most `order["max_steps"]` -> completions and what else
         of `Run` is known."""
+        ...
+
+    def reset(self) -> None:
+        """Empty its caches: the next one who uses it must not see what came before."""
         ...
 
     def stop(self) -> None:
@@ -85,6 +98,10 @@ class Wire:
         self._write(text)
         self._write(tensors)
 
+    def close(self) -> None:
+        self._in.close()
+        self._out.close()
+
     def _exactly(self, size: int) -> bytes | None:
         parts = []
         while size:
@@ -112,14 +129,54 @@ def _with_words(value: Any) -> Any:
 
 def serve(engine: ServedEngine, hello: dict[str, Any]) -> None:
     """Answer requests until the harness goes. `hello` tells the engine's name and version."""
+    hello = {"hello": VERSION, **hello}
     wire = Wire(int(os.environ["DRAFTPROOF_READ"]), int(os.environ["DRAFTPROOF_WRITE"]))
-    wire.send({"hello": VERSION, **hello})
+    wire.send(hello)
     while True:
         message = wire.receive()
         if message is None:
             break
-        wire.send(*_answer(engine, message))
+        if message["ask"] == "fork":
+            wire = _fork(engine, wire, message, hello)
+        else:
+            wire.send(*_answer(engine, message))
     engine.stop()
+
+
+def _fork(engine: ServedEngine, wire: Wire, message: dict[str, Any], hello: dict[str, Any]) -> Wire:
+    """The wire on which the process goes on: in the server its own, in the child a new one."""
+    try:
+        engine.load()
+    except Exception as error:
+        wire.send({"reply": "failed", "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+        return wire
+    ends = [
+        os.open(message["orders"], os.O_RDONLY),
+        os.open(message["replies"], os.O_WRONLY),
+        os.open(message["log"], os.O_WRONLY),
+    ]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        for end in ends:
+            os.close(end)
+        wire.send({"reply": "done", "pid": pid})
+        return wire
+    os.setsid()
+    wire.close()
+    for stream in (1, 2):
+        os.dup2(ends[2], stream)
+    os.close(ends[2])
+    wire = Wire(ends[0], ends[1])
+    wire.send(hello)
+    return wire
+
+
+def _poll(pid: int) -> int | None:
+    """Exit code of a child that has ended, negative for a signal."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _answer(engine: ServedEngine, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -127,12 +184,16 @@ def _answer(engine: ServedEngine, message: dict[str, Any]) -> tuple[dict[str, An
     reply: dict[str, Any]
     try:
         if message["ask"] == "start":
-            reply = {"reply": "ready", "capabilities": engine.start(message["setup"])}
+            reply = {"reply": "ready", "facts": engine.start(message["words"])}
         elif message["ask"] == "run":
             reply = {"reply": "done", "run": engine.run(message, tensors)}
+        elif message["ask"] == "poll":
+            reply = {"reply": "done", "code": _poll(message["pid"])}
+        elif message["ask"] == "reset":
+            engine.reset()
+            reply = {"reply": "done"}
         else:
-            engine.stop()
-            reply = {"reply": "done", "run": {}}
+            reply = {"reply": "failed", "error": f"unknown request {message['ask']!r}", "trace": ""}
     except Refused as refusal:
         reply = {"reply": "refused", "reason": str(refusal)}
     except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, os.environ["WIRE"])
 
-from wire import Refused, serve
+from wire import Refused, Wire, serve
 
 FAULT = os.environ.get("FAULT", "")
 
@@ -44,15 +44,19 @@ class Fake:
     def __init__(self) -> None:
         self.runs = 0
 
-    def start(self, setup: dict[str, Any]) -> dict[str, Any]:
-        say(f"starting on {setup['target']}")
+    def load(self) -> None:
+        if FAULT == "crash_in_load":
+            raise ImportError("no module named fake_kernels")
+
+    def start(self, words: dict[str, Any]) -> dict[str, Any]:
+        say(f"starting on {words['target']}")
         if FAULT == "crash_in_start":
             raise RuntimeError("no kernel image is available")
         if FAULT == "hang_in_start":
             hang()
         if FAULT == "refuse":
             raise Refused("page_size=3: pages must hold a power of two")
-        return {"engine": "fake", "version": "1", "drafters": [], "features": ["max_new_tokens"]}
+        return {"process": os.getpid()}
 
     def run(self, order: dict[str, Any], _tensors: Any) -> Any:
         self.runs += 1
@@ -83,7 +87,7 @@ class Fake:
         if FAULT == "nothing":
             return None
         if FAULT == "raw_bytes":
-            os.write(int(os.environ["DRAFTPROOF_WRITE"]), b"INFO 11-30 engine.py: ready\n" * 4)
+            Wire._write = lambda wire, _: wire._out.write(b"INFO 11-30 engine.py: ready\n" * 4)  # type: ignore
         if FAULT == "once" and self.runs == 1 and not Path(os.environ["ONCE"]).exists():
             Path(os.environ["ONCE"]).touch()
             os._exit(9)
@@ -92,9 +96,14 @@ class Fake:
             return {"completions": [{**completion(request), "logprobs": rows} for request in order["requests"]]}
         return {"completions": [completion(request) for request in order["requests"]]}
 
-    def stop(self) -> None:
-        if FAULT == "exit_in_stop":
+    def reset(self) -> None:
+        if FAULT == "exit_in_reset":
             os._exit(5)
+        if FAULT == "raise_in_reset":
+            raise RuntimeError("blocks are still held")
+
+    def stop(self) -> None:
+        """There is nothing to let go."""
 
 
 if __name__ == "__main__":

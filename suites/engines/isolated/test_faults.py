@@ -8,18 +8,39 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.contract import EngineSetup, Refused, Request, Run
-from harness.engines.isolated import Deadlines, EngineFailure, IsolatedFactory
+from harness.contract import Capabilities, Engine, EngineSetup, Refused, Request, Run
+from harness.engines.isolated import Deadlines, EngineFailure, IsolatedEngine, IsolatedFactory, Worker
 from harness.engines.isolated.engine import WORKERS
+from harness.record.values import plain
 
 FAKE = Path(__file__).parent / "fake_worker.py"
 SETUP = EngineSetup(target=Path("nowhere"))
 REQUESTS = tuple(Request(request_id=f"q{i}", prompt_token_ids=(1, 2, 3 + i)) for i in range(2))
 Make = Callable[..., IsolatedFactory]
+
+
+class FakeDialect:
+    """Says everything as the contract does."""
+
+    def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
+        del setup
+        return Capabilities(
+            engine="fake", version=version, drafters=frozenset(), features=frozenset({"max_new_tokens"})
+        )
+
+    def start(self, version: str, setup: EngineSetup) -> Any:
+        del version
+        return plain(setup)
+
+    def request(self, request: Request, setup: EngineSetup) -> Any:
+        del setup
+        return plain(request)
 
 
 @pytest.fixture
@@ -29,7 +50,7 @@ def make() -> Iterator[Make]:
     def factory(fault: str = "", **environment: str) -> IsolatedFactory:
         env = {"WIRE": str(WORKERS), "FAULT": fault, **environment}
         deadlines = Deadlines(hello=10 if fault != "no_hello" else 0.5, start=1.5, run=1.0, end=0.3)
-        made.append(IsolatedFactory("fake", Path(sys.executable), FAKE, deadlines, env))
+        made.append(IsolatedFactory("fake", FakeDialect(), Path(sys.executable), FAKE, deadlines, env))
         return made[-1]
 
     yield factory
@@ -38,7 +59,11 @@ def make() -> Iterator[Make]:
 
 
 def run(factory: IsolatedFactory) -> Run:
-    return factory.start(SETUP).run(REQUESTS)
+    engine = factory.start(SETUP)
+    try:
+        return engine.run(REQUESTS)
+    finally:
+        engine.close()
 
 
 def test_a_good_engine_answers(make: Make) -> None:
@@ -47,21 +72,68 @@ def test_a_good_engine_answers(make: Make) -> None:
     assert done.capabilities.features == {"max_new_tokens"}
 
 
-def test_the_process_serves_the_next_engine_too(make: Make) -> None:
+def worker_of(engine: Engine) -> Worker:
+    assert isinstance(engine, IsolatedEngine)
+    assert engine._worker is not None
+    return engine._worker
+
+
+def used(factory: IsolatedFactory, setup: EngineSetup = SETUP) -> Worker:
+    """The worker whose engine ran, and was closed."""
+    engine = factory.start(setup)
+    worker = worker_of(engine)
+    engine.run(REQUESTS)
+    engine.close()
+    return worker
+
+
+def test_an_equal_engine_is_used_again(make: Make) -> None:
     factory = make()
-    processes = set()
-    for _ in range(2):
-        engine = factory.start(SETUP)
-        engine.run(REQUESTS)
+    assert used(factory) is used(factory)
+
+
+def test_another_engine_is_a_process_of_its_own(make: Make) -> None:
+    factory = make()
+    assert used(factory) is not used(factory, replace(SETUP, seed=1))
+
+
+def test_an_engine_in_use_is_not_given_away(make: Make) -> None:
+    factory = make()
+    one, other = factory.start(SETUP), factory.start(SETUP)
+    assert worker_of(one) is not worker_of(other)
+    for engine in (one, other):
         engine.close()
-        processes.add(factory._worker)
-    assert len(processes) == 1
+
+
+def test_the_engine_unused_longest_ends_first(make: Make) -> None:
+    factory = make()
+    workers = [used(factory, replace(SETUP, seed=seed)) for seed in range(4)]
+    assert [worker.alive for worker in workers] == [False, True, True, True]
+    factory.close()
+    assert not any(worker.alive for worker in workers)
+
+
+@pytest.mark.parametrize("fault", ["exit_in_reset", "raise_in_reset"])
+def test_an_engine_that_cannot_be_emptied_is_not_used_again(make: Make, fault: str) -> None:
+    factory = make(fault)
+    first = used(factory)
+    assert used(factory) is not first
+    assert not first.alive
+
+
+def test_what_was_refused_is_refused_again_unasked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory = make("refuse")
+    for _ in range(2):
+        with pytest.raises(Refused, match="page_size=3"):
+            factory.start(SETUP)
+        monkeypatch.setattr(factory, "_started", None)
 
 
 FAULTS = {
     "crash_at_import": ("exit code 1", "libcudart.so.12"),
     "no_hello": ("did not say hello within", ""),
     "another_version": ("speaks version 99", ""),
+    "crash_in_load": ("could not be imported: ImportError", "fake_kernels"),
     "crash_in_start": ("RuntimeError: no kernel image", ""),
     "hang_in_start": ("did not start within 1.5 s", "starting on nowhere"),
     "exit": ("ended with exit code 3", "about to go"),
@@ -87,20 +159,12 @@ def test_a_fault_is_told(make: Make, fault: str) -> None:
         assert part in str(caught.value)
 
 
-def test_a_refusal_is_no_failure_and_the_process_lives_on(make: Make) -> None:
-    factory = make("refuse")
-    with pytest.raises(Refused, match="page_size=3"):
-        factory.start(SETUP)
-    assert factory._worker is not None
-    assert factory._worker.alive
-
-
 def test_a_flood_of_output_is_drained_and_its_end_is_kept(make: Make) -> None:
     """30 MB, far more than a pipe holds: a log that nobody read would stop the engine."""
-    factory = make("flood")
-    assert len(run(factory).completions) == 2
-    assert factory._worker is not None
-    assert len(factory._worker._log.tail(0.0)) < 400_000
+    engine = make("flood").start(SETUP)
+    assert len(engine.run(REQUESTS).completions) == 2
+    assert len(worker_of(engine)._log.tail(0.0)) < 400_000
+    engine.close()
 
 
 def test_after_a_death_the_next_start_has_a_fresh_process(make: Make, tmp_path: Path) -> None:
@@ -114,20 +178,10 @@ def test_after_a_death_the_next_start_has_a_fresh_process(make: Make, tmp_path: 
     assert len(run(factory).completions) == 2
 
 
-def test_a_death_while_it_closes_is_not_the_next_ones_fault(make: Make) -> None:
-    factory = make("exit_in_stop")
-    for _ in range(2):
-        engine = factory.start(SETUP)
-        engine.run(REQUESTS)
-        engine.close()
-
-
 def test_nothing_is_left_of_a_process_that_does_not_listen(make: Make) -> None:
     """It ignores SIGTERM and has a child of its own."""
-    factory = make("deaf")
-    engine = factory.start(SETUP)
-    assert factory._worker is not None
-    group = factory._worker._process.pid
+    engine = make("deaf").start(SETUP)
+    group = worker_of(engine).pid
     with pytest.raises(EngineFailure):
         engine.run(REQUESTS)
     deadline = time.monotonic() + 5
@@ -152,9 +206,8 @@ def test_a_worker_sees_nothing_of_ours(make: Make, monkeypatch: pytest.MonkeyPat
     """Neither our module path nor a token of ours."""
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("SOME_TOKEN", "secret")
-    factory = make()
-    factory.start(SETUP)
-    assert factory._worker is not None
-    environment = Path(f"/proc/{factory._worker._process.pid}/environ").read_bytes()
+    engine = make().start(SETUP)
+    environment = Path(f"/proc/{worker_of(engine).pid}/environ").read_bytes()
     assert b"secret" not in environment
     assert b"/somewhere" not in environment
+    engine.close()

