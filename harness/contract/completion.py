@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""error: the engine gave this one request up, and says no more of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,14 @@ class EngineSetup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What the engine claims. Drafters by their `method`; features by the names of the fields or actions that ask for
-    them.
+    them ("n" for sampled requests, "greedy_n" for greedy ones).
 
     `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
     `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
     carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
     `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
+    `dead_end`: what becomes of a request whose masks leave no token to choose, "ends" or "goes_on" with any token.
     `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
     "unknown".
     """
@@ -106,6 +107,7 @@ class Capabilities:
     drafts_within_cap: bool = False
     seeds_of_samples: Literal["consecutive", "unknown"] = "unknown"
     drafts_within_context: bool = False
+    dead_end: Literal["ends", "goes_on"] = "goes_on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,8 +129,9 @@ def install(recipe: Recipe, version: str, say: Callable[[str], None], python: st
     (folder / STAMP).unlink(missing_ok=True)
     started = monotonic()
     say(f"[0/{len(steps)}] a virtual environment in {folder}")
-    _must([python, "-m", "venv", str(folder)], log)
     inside = folder / "bin" / "python"
+    if not inside.exists() or _run([str(inside), "-m", "pip", "--version"], {}, PATIENCE)[0]:
+        _must([python, "-m", "venv", str(folder)], log)
     for number, step in enumerate(steps, start=1):
         arguments = _arguments(step, inside)
         shown = (

@@ -39,6 +39,7 @@ from reference_engine.request import Logprob
 from reference_engine.snapshot import Snapshot, running_snapshots
 
 _FEATURES = frozenset(field.name for field in fields(SamplingParams)) | {
+    "greedy_n",
     "return_hidden_states",
     "pooled_hidden",
     "abort_step",
@@ -87,6 +88,7 @@ class ReferenceEngine:
             grey_box=True,
             seeds_of_samples="consecutive",
             drafts_within_context=True,
+            dead_end="ends",
         )
 
     def run(

@@ -33,6 +33,7 @@ CAPABILITIES = Capabilities(
             "logit_bias",
             "bad_words",
             "n",
+            "greedy_n",
             "return_hidden_states",
         }
     ),

@@ -62,8 +62,11 @@ FEATURES = frozenset(
 )
 NOT_WITH_DRAFTS = frozenset({"min_p", "logit_bias"})
 """vLLM refuses them: "not yet supported with speculative decoding"."""
-NO_SIZE = 64
-"""Requests that run together where no smaller number is asked for: one engine then serves many set-ups."""
+PAGE = 32
+"""Tokens of a page where none is asked for: its smallest on a CPU, so that pages fill and prefixes are met often."""
+FEW, NO_SIZE = 8, 64
+"""A limit of fewer running requests than `FEW` is kept; any other becomes `NO_SIZE` at least, so that one engine serves
+many set-ups."""
 
 
 def _steps(version: str) -> tuple[Step, ...]:
@@ -112,6 +115,7 @@ class VllmDialect:
             ignore_eos="emit",
             processor_order=("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p"),
             drafts_within_context=True,
+            dead_end="goes_on",
             seeds_of_samples="consecutive",
         )
 
@@ -119,7 +123,7 @@ class VllmDialect:
         """Arguments of `vllm.LLM`."""
         del version
         _refuse(setup)
-        most = min(setup.max_running, NO_SIZE) if setup.max_running < 8 else max(setup.max_running, NO_SIZE)
+        most = setup.max_running if setup.max_running < FEW else max(setup.max_running, NO_SIZE)
         words: dict[str, Any] = {
             "model": str(setup.target),
             "dtype": setup.dtype,
@@ -134,11 +138,9 @@ class VllmDialect:
             "disable_log_stats": False,
             "max_logprobs": -1,
             "logprobs_mode": "raw_logprobs",
+            "block_size": PAGE if setup.page_size is None else setup.page_size,
+            "num_gpu_blocks_override": setup.num_pages or _enough_pages(setup, most),
         }
-        if setup.page_size is not None:
-            words["block_size"] = setup.page_size
-        if setup.num_pages:
-            words["num_gpu_blocks_override"] = setup.num_pages
         if setup.drafter is not None:
             words["speculative_config"] = _speculative(setup.drafter)
             # MiMo's configuration class lies beside the checkpoint.
@@ -153,7 +155,7 @@ class VllmDialect:
             ("pooled_hidden", request.pooled_hidden),
             ("num_speculative_tokens", request.num_speculative_tokens),
         ):
-            if value:
+            if value is not None and value is not False:
                 raise Refused(f"request {request.request_id!r}: {name}={value!r}: vLLM does not give it with a text")
         return {
             "id": request.request_id,
@@ -162,6 +164,13 @@ class VllmDialect:
             "abort_step": request.abort_step,
             "sampling": _sampling(request),
         }
+
+
+def _enough_pages(setup: EngineSetup, requests: int) -> int:
+    """For so many full requests with their drafts, and the page that vLLM keeps for itself."""
+    drafts = setup.drafter.num_draft_tokens if setup.drafter is not None else 0
+    page = PAGE if setup.page_size is None else max(setup.page_size, 1)
+    return requests * (-(-(setup.context_length + drafts) // page) + 1) + 1
 
 
 def _refuse(setup: EngineSetup) -> None:
@@ -174,6 +183,10 @@ def _refuse(setup: EngineSetup) -> None:
     ):
         if wanted:
             raise Refused(f"{name}={wanted!r}: {reason}")
+    # vLLM takes 0 or less for "no limit" in some of these.
+    for name, least in (("chunk_size", 1), ("max_running", 1), ("context_length", 1), ("num_pages", 0)):
+        if getattr(setup, name) < least:
+            raise Refused(f"{name}={getattr(setup, name)}: must be at least {least}")
     drafter = setup.drafter
     if drafter is None:
         return

@@ -84,7 +84,7 @@ def _sampling(name: str, heeded: Callable[[Outcome], bool], fields: Fields, fami
 
 def _hot(**fields: Any) -> dict[str, Any]:
     """Hot enough that nothing but the filter under test brings the likeliest tokens back."""
-    return {"temperature": 50.0, "seed": 5, **fields}
+    return {"temperature": 2.0, "seed": 5, **fields}
 
 
 def _other(outcome: Outcome) -> bool:
@@ -102,8 +102,8 @@ SAMPLING = (
     _sampling("min_p", _same, {"temperature": 1.0, "seed": 5, "min_p": 0.9999}),
     _sampling("seed", _other, _hot(seed=6)),
     _sampling("repetition_penalty", _other, {"repetition_penalty": 0.01}),
-    _sampling("presence_penalty", _other, {"presence_penalty": -50.0}),
-    _sampling("frequency_penalty", _other, {"frequency_penalty": -50.0}),
+    _sampling("presence_penalty", _other, {"presence_penalty": -2.0}),
+    _sampling("frequency_penalty", _other, {"frequency_penalty": -2.0}),
     _sampling("logit_bias", lambda got: set(got.tokens) == {3}, {"logit_bias": ((3, 100.0),)}),
     _sampling("bad_words", _other, lambda plain, _words: {"bad_words": (plain[1:2],)}),
     _sampling(
@@ -140,7 +140,8 @@ SAMPLING = (
         family="walk",
     ),
     _sampling("regex", lambda got: (got.done.text or "").isdigit(), {"regex": "[0-9]{3}"}, family="walk"),
-    _sampling("n", lambda got: got.run.of(ASKS, 1).token_ids == got.plain, {"n": 2}),
+    _sampling("n", lambda got: got.run.of(ASKS, 1).token_ids == got.plain, _hot(top_k=1, n=2)),
+    _sampling("greedy_n", lambda got: got.run.of(ASKS, 1).token_ids == got.plain, {"n": 2}),
 )
 REQUEST = (
     Feature(

@@ -282,6 +282,8 @@ def fit_request(request: Request, claimed: frozenset[str]) -> Request:
         for field in fields(SamplingParams)
         if field.name not in claimed and field.name != "max_new_tokens"
     }
+    if request.sampling.greedy and "greedy_n" not in claimed:
+        unclaimed["n"] = 1
     timed = {"arrival_step", "abort_step"} & claimed
     return replace(
         request,

@@ -50,12 +50,14 @@ def kept(lane: Lane, run: Run, family: str) -> list[Violation]:
 @pytest.mark.invariant("ALIAS-1")
 @given(batch=ROW_BATCH)
 def test_rows_are_their_owners(lane: Lane, batch: Batch) -> None:
+    lane.needs("return_hidden_states")
     run = lane.run_batch(batch, family=ROWS.family)
     lane.check(alias_1(run, lane.rows(ROWS.family)) + kept(lane, run, ROWS.family))
 
 
 @pytest.mark.invariant("ALIAS-1")
 def test_rows_are_their_owners_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
+    lane.needs("return_hidden_states")
     for _, run in scenarios(lane, ROWS, TELLING, watched):
         lane.check(alias_1(run, lane.rows(ROWS.family)) + kept(lane, run, ROWS.family))
         record_examples(1)

@@ -53,5 +53,6 @@ def test_ids_where_none_is_left_to_choose(lane: Lane, record_examples: RecordExa
     requests = dead_ends(perfect, 3)
     run = lane.run(requests, family=perfect.family, **WIDE)
     lane.check(shape_2(run) + equal_1(run, lane.baseline(requests, family=perfect.family, **WIDE)))
-    assert [len(done.token_ids) for done in run.completions] == list(range(1, len(requests) + 1))
+    if lane.capabilities.dead_end == "ends":
+        assert [len(done.token_ids) for done in run.completions] == list(range(1, len(requests) + 1))
     record_examples(len(requests))

@@ -84,6 +84,7 @@ class Served:
 
     def _add(self, request: dict[str, Any]) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import StructuredOutputsParams
 
         words = dict(request["sampling"])
@@ -96,7 +97,7 @@ class Served:
             params = SamplingParams(**words)
             prompt = {"prompt_token_ids": request["prompt_token_ids"]}
             self.llm.llm_engine.add_request(request["id"], prompt, params)
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError, VLLMClientError) as error:
             raise Refused(f"request {request['id']!r}: {error}") from error
 
     def _completion(self, request: dict[str, Any], index: int, output: Any, one: Any) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Environments of engines: what is missing is named with the command that mends it; what was broken off is not taken
+for whole."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.engines import ENGINES, engine_factory, environments, recipes
+from harness.engines.environments import Pip, Recipe, doctor, install, version_of
+
+TOY = Recipe(engine="toy", package="pip", version="1.0", steps=lambda _: (), imports=("json",))
+"""Nothing but a virtual environment, so that nothing is downloaded."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(autouse=True)
+def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One folder for all: a virtual environment takes seconds, and is made once."""
+    monkeypatch.setattr(environments, "FOLDER", folder)
+
+
+def test_an_environment_is_made_and_found(folder: Path) -> None:
+    said: list[str] = []
+    python = install(TOY, "1.0", said.append)
+    assert python == folder / "toy-1.0" / "bin" / "python"
+    assert TOY.installed() == {"1.0": python}
+    assert TOY.python() == TOY.python("1.0") == python
+    assert not list(doctor(TOY))
+    assert version_of(TOY, python)
+    assert said[0].startswith("[0/0] a virtual environment")
+    assert "draftproof run --engine toy@1.0" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (replace(TOY, steps=lambda _: (Pip(("--no-such-option",)),)), "no such option"),
+        (replace(TOY, imports=("no_such_module",)), "No module named 'no_such_module'"),
+    ],
+    ids=["step", "import"],
+)
+def test_a_failure_is_told_and_leaves_nothing_that_looks_whole(broken: Recipe, told: str) -> None:
+    install(TOY, "1.0", lambda _: None)
+    with pytest.raises(RuntimeError, match=told):
+        install(broken, "1.0", lambda _: None)
+    assert TOY.installed() == {}
+    with pytest.raises(ValueError, match=r"draftproof engines install toy 1\.0"):
+        TOY.python()
+
+
+def test_the_doctor_names_what_is_missing_and_its_mend() -> None:
+    sick = replace(TOY, programs={"no-such-program": "apt-get install no-such-program"}, imports=("no_such_module",))
+    program, module = doctor(sick, sys.executable)
+    assert (program.what, program.mend) == ("no-such-program is not on the path", "apt-get install no-such-program")
+    assert "No module named 'no_such_module'" in module.what
+    assert module.mend == "draftproof engines install toy 1.0"
+    (nothing,) = doctor(TOY, "3.0")
+    assert "3.0 is not installed" in nothing.what
+    assert nothing.mend == "draftproof engines install toy 3.0"
+
+
+def test_a_python_of_the_users_own_must_be_there() -> None:
+    assert TOY.python(sys.executable) == Path(sys.executable)
+    with pytest.raises(ValueError, match="there is no such file"):
+        TOY.python("/no/such/python")
+
+
+@pytest.mark.parametrize("name", [name for name, adapter in ENGINES.items() if adapter.isolated])
+def test_what_is_not_installed_is_named_before_anything_runs(name: str) -> None:
+    with pytest.raises(ValueError, match=f"draftproof engines install {name}"):
+        engine_factory(name)
+    assert recipes()[name].engine == name
+
+
+def test_an_engine_of_our_own_environment_has_one_version() -> None:
+    with pytest.raises(ValueError, match="the one version that it has"):
+        engine_factory("reference@2.0")
+
+
+def test_the_commands() -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["engines", "list"])
+    assert {"reference", "vllm"} <= {line.split()[0] for line in listed.output.splitlines()}
+    sick = runner.invoke(app, ["engines", "doctor", "vllm"])
+    assert sick.exit_code == 1
+    assert "mend: draftproof engines install vllm" in sick.output
+    well = runner.invoke(app, ["engines", "doctor", "reference"])
+    assert (well.exit_code, well.output) == (0, "reference runs in this environment: nothing is missing\n")
+    assert runner.invoke(app, ["engines", "install", "reference"]).exit_code == 2
+    assert runner.invoke(app, ["engines", "doctor", "nobody"]).exit_code == 2
