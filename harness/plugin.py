@@ -22,7 +22,7 @@ from harness.report.rotation import asked_for_by_name, is_property, out_of_turn
 
 if TYPE_CHECKING:
     from harness.report.workers import LaneScheduling
-    from harness.workloads.lane import Lane
+    from harness.workloads.lane import Keep, Lane
     from harness.workloads.runs import RunCache
 
 EXAMPLES = {"fast": 3, "full": 60}
@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     examples = EXAMPLES[config.getoption("--tier")] * config.getoption("--seeds")
-    _load_hypothesis_profile(examples, shrink=not config.getoption("--no-shrink"))
+    _load_hypothesis_profile(examples, shrink=not config.getoption("--no-shrink") and not _isolated(config))
     _refuse_unknown_names(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     deadline = config.getoption("--deadline")
@@ -115,6 +115,16 @@ def pytest_configure(config: pytest.Config) -> None:
         times = 1 if config.getoption("--engine") == "reference" else SLOWER
         deadline = times * DEADLINES[config.getoption("--tier")]
     config.pluginmanager.register(Deadline(deadline), "draftproof-deadline")
+
+
+def _isolated(config: pytest.Config) -> bool:
+    """Whether the engine runs in a process of its own: `harness.report.reproducers` makes its failures smaller."""
+    engine = config.getoption("--engine")
+    if engine == "reference":
+        return False
+    from harness.engines import is_isolated
+
+    return is_isolated(engine)
 
 
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
@@ -244,7 +254,15 @@ def runs() -> RunCache:
 
 
 @pytest.fixture(scope="session")
-def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytest.TempPathFactory) -> Lane:
+def keep(pytestconfig: pytest.Config) -> Keep:
+    from harness.report.reproducers import Keeper
+
+    scorecard = pytestconfig.getoption("--scorecard") or pytestconfig.rootpath / "build" / "scorecard.json"
+    return Keeper(scorecard.parent / "reproducers")
+
+
+@pytest.fixture(scope="session")
+def lane(request: pytest.FixtureRequest, runs: RunCache, keep: Keep, tmp_path_factory: pytest.TempPathFactory) -> Lane:
     """An engine with one drafter, the known-answer checkpoints that it loads, and their oracles."""
     from harness.workloads.lane import Lane
     from harness.workloads.lanes import LANES
@@ -262,6 +280,7 @@ def lane(request: pytest.FixtureRequest, runs: RunCache, tmp_path_factory: pytes
         lambda: reproduce.current_command(config),
         config.getoption("--kernels"),
         config.getoption("--record"),
+        keep,
     )
 
 

@@ -43,6 +43,12 @@ def engine_factory(spec: str) -> EngineFactory:
     return made
 
 
+def is_isolated(spec: str) -> bool:
+    """Whether NAME, NAME@VERSION or NAME@PATH runs in a process of its own."""
+    adapter = ENGINES.get(spec.partition("@")[0])
+    return adapter is not None and adapter.isolated
+
+
 def recipes() -> dict[str, Recipe]:
     """How environments are made, of every engine that has its own."""
     isolated = {name: adapter for name, adapter in ENGINES.items() if adapter.isolated}

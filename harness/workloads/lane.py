@@ -5,6 +5,7 @@ Suites say what runs; which engine and which drafter it is stays out of them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -30,6 +31,7 @@ from harness.contract import (
     Script,
     SteppedEngine,
 )
+from harness.engines.isolated import EngineFailure
 from harness.invariants.base import Violation, check
 from harness.known_answer import Drafter, Target
 from harness.record import write
@@ -37,6 +39,9 @@ from harness.workloads.known import Checkpoints, hidden_rows, known_family
 from harness.workloads.lanes import DrafterLane, DraftMethod, factory_of
 from harness.workloads.runs import RunCache
 from harness.workloads.strategies import Batch
+
+ATTEMPTS = 8
+"""So many runs back a violation may lie."""
 
 CONTEXT_LENGTH = 128
 """Default of a lane, in tokens: room for every workload, and pools that are quick to fill with poison."""
@@ -54,6 +59,22 @@ class ClosedFormDrafts:
         return known_family(self.family, self.dtype).drafters[self.folder].draft(tokens, k)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one `Lane.run` asked of a fresh engine."""
+
+    setup: EngineSetup
+    requests: tuple[Request, ...]
+    warm: bool
+    max_steps: int
+    family: str
+
+
+Keep = Callable[["Lane", Sequence[Attempt], str, frozenset[str]], str]
+"""(lane, its last attempts, the newest last, what is wrong, the invariants that are broken, none for an engine that
+failed) -> a line that tells where it was kept, or nothing."""
+
+
 class Lane:
     """An engine and a drafter.
 
@@ -61,6 +82,8 @@ class Lane:
     fresh engine are remembered in `runs`, since many invariants judge the same one: a `Run` must not be written to.
 
     `record`: a folder into which every run is written, each into a folder of its own.
+
+    `keep` is told of everything that fails, so that it can be seen again elsewhere.
 
     `seeds` says how many times, with other prompts, each scenario is to run.
 
@@ -77,6 +100,7 @@ class Lane:
         reproducer: Callable[[], str | None] = lambda: None,
         kernels: Literal["auto", "torch", "triton"] = "auto",
         record: Path | None = None,
+        keep: Keep = lambda *_: "",
     ) -> None:
         self.engine, self.spec, self.seeds = engine, spec, seeds
         self.refusals: list[str] = []
@@ -85,6 +109,8 @@ class Lane:
         self._reproducer = reproducer
         self._kernels = kernels
         self._record = record
+        self._keep = keep
+        self._attempts: deque[Attempt] = deque(maxlen=ATTEMPTS)
         self._runs = runs or RunCache()
         self._capabilities: Capabilities | None = None
         self._claims: dict[DraftMethod, frozenset[str]] = {}
@@ -209,7 +235,8 @@ class Lane:
         known = self._runs.get(key) if remembered else None
         if known is not None:
             return known
-        with self.start(**setup) as engine, self._refusing():
+        attempt = Attempt(wanted, tuple(requests), warm, max_steps, setup.get("family", "walk"))
+        with self._keeping(attempt), self.start(**setup) as engine, self._refusing():
             if warm:
                 engine.run(requests, max_steps=max_steps)
             run = engine.run(requests, actions=actions, on_step=on_step, max_steps=max_steps)
@@ -252,7 +279,20 @@ class Lane:
 
     def check(self, violations: Iterable[Violation]) -> None:
         """Fail the test, with the command that reproduces it, unless there are no violations."""
-        check(violations, self._reproducer())
+        found = list(violations)
+        told = [self._reproducer() or ""]
+        if found:
+            told.append(self._keep(self, self._attempts, found[0].render(), frozenset(v.invariant for v in found)))
+        check(found, "\n".join(filter(None, told)) or None)
+
+    @contextmanager
+    def _keeping(self, attempt: Attempt) -> Iterator[None]:
+        self._attempts.append(attempt)
+        try:
+            yield
+        except EngineFailure as failure:
+            told = self._keep(self, [attempt], str(failure).partition("\n")[0], frozenset())
+            raise EngineFailure("\n".join(filter(None, (str(failure), told)))) from failure
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -46,7 +46,8 @@ class IsolatedFactory:
     """Starts engines of one kind, each in a worker process with its own Python.
 
     `room` engines that were closed are kept for whoever starts one that is equal; it gets them with empty caches. One
-    that died, hung or answered nonsense is never used again. What was refused once is refused again unasked.
+    that died, hung or answered nonsense is never used again. What was refused once is refused again unasked. `beside`:
+    folders that the worker file needs beside it.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class IsolatedFactory:
         deadlines: Deadlines | None = None,
         environment: Mapping[str, str] | None = None,
         room: int = 3,
+        beside: Sequence[Path] = (),
     ) -> None:
         self.name, self.dialect = name, dialect
-        self._python, self._script = python, script
-        self._environment = environment
+        self.script, self.environment, self.beside = script, environment, tuple(beside)
+        self._python = python
         self.deadlines = deadlines or Deadlines()
         self._pool = Pool(room)
         self._server: ForkServer | None = None
@@ -112,7 +114,7 @@ class IsolatedFactory:
     def _fork_server(self) -> ForkServer:
         if self._server is None or not self._server.alive:
             self.close()
-            self._server = ForkServer(self._python, self._script, self.deadlines, self._environment)
+            self._server = ForkServer(self._python, self.script, self.deadlines, self.environment)
         return self._server
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from wire import Refused, Tensors, serve
+from wire import Refused, Tensors, refuse_ours, serve
 
 
 class Served:
@@ -33,6 +33,7 @@ class Served:
     def start(self, words: dict[str, Any]) -> dict[str, Any]:
         from vllm import LLM
 
+        refuse_ours(words["model"])
         speculative = words.get("speculative_config") or {}
         if speculative.get("method") == "eagle":
             speculative["model"] = _named_as_here(Path(speculative["model"]))

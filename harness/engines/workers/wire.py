@@ -19,6 +19,7 @@ import os
 import struct
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, Protocol
 
 VERSION = 1
@@ -27,6 +28,18 @@ _HEAD = struct.Struct(">QQ")
 
 class Refused(Exception):
     """The engine declines what was asked, and says why."""
+
+
+OURS = "Draftproof"
+"""What the names of architectures begin with that no public engine has."""
+
+
+def refuse_ours(model: str) -> None:
+    """Raises `Refused` for a checkpoint of such an architecture: an engine takes half a minute to find that out."""
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    for name in config.get("architectures", ()):
+        if name.startswith(OURS):
+            raise Refused(f"architectures={name}: an architecture of Draftproof's own")
 
 
 class ServedEngine(Protocol):
