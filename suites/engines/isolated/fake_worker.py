@@ -28,6 +28,7 @@ def completion(request: dict[str, Any]) -> dict[str, Any]:
     usage = {"prompt_tokens": len(tokens), "completion_tokens": len(tokens)}
     return {
         "request_id": request["request_id"],
+        "index": 0,
         "prompt_token_ids": request["prompt_token_ids"],
         "token_ids": tokens,
         "finish_reason": "length",
@@ -40,9 +41,10 @@ def hang() -> None:
         time.sleep(60)
 
 
-class Fake:
+class Served:
     def __init__(self) -> None:
         self.runs = 0
+        self.speculative = False
 
     def load(self) -> None:
         if FAULT == "crash_in_load":
@@ -56,6 +58,7 @@ class Fake:
             hang()
         if FAULT == "refuse":
             raise Refused("page_size=3: pages must hold a power of two")
+        self.speculative = words["drafter"] is not None
         return {"process": os.getpid()}
 
     def run(self, order: dict[str, Any], _tensors: Any) -> Any:
@@ -79,6 +82,12 @@ class Fake:
                 os.write(1, b"x" * 10_000 + b"\n")
         if FAULT == "raise":
             raise ValueError("tensor sizes do not match")
+        if FAULT == "raise_on_long" and max(len(one["prompt_token_ids"]) for one in order["requests"]) >= 3:
+            raise ValueError(f"a block of {len(order['requests'])} rows was due")
+        if FAULT == "swapped" and self.speculative and len(order["requests"]) > 1:
+            first, second, *rest = order["requests"]
+            swapped = {**first, "prompt_token_ids": second["prompt_token_ids"]}
+            return {"completions": [completion(one) for one in (swapped, second, *rest)]}
         if FAULT == "wrong_type":
             return {"completions": [{**completion(order["requests"][0]), "token_ids": "abc"}]}
         if FAULT == "no_such_tensor":
@@ -115,4 +124,4 @@ if __name__ == "__main__":
         import wire
 
         wire.VERSION = 99
-    serve(Fake(), {"name": "fake", "version": "1"})
+    serve(Served(), {"name": "fake", "version": "1"})
