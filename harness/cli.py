@@ -51,6 +51,9 @@ def run(
     workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for scorecard.json and junit.xml.")] = ROOT / "build",
     record: Annotated[Path | None, typer.Option(help="Write every run there, to be checked elsewhere.")] = None,
+    explained: Annotated[
+        bool, typer.Option("--explained", help="Fail on what ci/findings.toml does not explain, and on that alone.")
+    ] = False,
 ) -> None:
     """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
     if kernels not in ("auto", "torch", "triton"):
@@ -66,7 +69,8 @@ def run(
         for value in values or ():
             arguments += [option, value]
     names = _named(engine or ["reference"], engine_python)
-    raise typer.Exit(_run_one(names[0], arguments, out) if len(names) == 1 else _run_all(names, arguments, out))
+    code = _run_one(names[0], arguments, out) if len(names) == 1 else _run_all(names, arguments, out)
+    raise typer.Exit(_unexplained(names, out) if explained and code in (0, 1) else code)
 
 
 def _named(engines: list[str], python: Path | None) -> list[str]:
@@ -83,6 +87,22 @@ def _run_one(engine: str, arguments: list[str], out: Path) -> int:
 
     files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
     return int(pytest.main([*arguments, "--engine", engine, *files]))
+
+
+def _unexplained(engines: list[str], out: Path) -> int:
+    """Print what no finding explains -> the exit code."""
+    import json
+
+    from harness.engines import version_of
+    from harness.report.findings import objections, read
+
+    cells, found = json.loads((out / "scorecard.json").read_text(encoding="utf-8")), []
+    for engine in engines:
+        mine = [cell for cell in cells if cell["engine"] == engine]
+        found += objections(mine, read(), engine.partition("@")[0], version_of(engine))
+    for line in found or ["every red cell is explained in docs/findings.md"]:
+        typer.echo(line)
+    return int(bool(found))
 
 
 def _run_all(engines: list[str], arguments: list[str], out: Path) -> int:

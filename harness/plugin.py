@@ -204,10 +204,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     }
-    if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance"):
-        from harness.workloads.lanes import LANES
+    isolated = _isolated(config)
+    if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance", isolated=isolated):
+        from harness.workloads.lanes import LANES, taken
 
-        dropped |= out_of_turn((item for item in items if item not in dropped), list(LANES))
+        lanes = taken(config.getoption("--engine")) if isolated else list(LANES)
+        dropped |= out_of_turn((item for item in items if item not in dropped), lanes)
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]

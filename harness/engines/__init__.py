@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from harness.contract import EngineFactory
+from harness.engines import environments
 from harness.engines.environments import Recipe
 
 
@@ -47,6 +48,13 @@ def is_isolated(spec: str) -> bool:
     """Whether NAME, NAME@VERSION or NAME@PATH runs in a process of its own."""
     adapter = ENGINES.get(spec.partition("@")[0])
     return adapter is not None and adapter.isolated
+
+
+def version_of(spec: str) -> str:
+    """The version of an engine that has an environment of its own; empty for one that runs in ours."""
+    name, _, where = spec.partition("@")
+    recipe = recipes().get(name)
+    return "" if recipe is None else environments.version_of(recipe, recipe.python(where))
 
 
 def recipes() -> dict[str, Recipe]:

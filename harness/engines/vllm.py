@@ -27,6 +27,7 @@ METHODS = {
     "MEDUSA": "medusa",
     "DFLASH": "dflash",
     "NGRAM": "ngram",
+    "EXTRACT_HIDDEN_STATES": "extract_hidden_states",
 }
 """Our names of drafters, and vLLM's."""
 
@@ -95,12 +96,22 @@ RECIPE = Recipe(
 )
 
 
+CONNECTOR = {
+    "kv_connector": "HiddenStatesInMemory",
+    "kv_connector_module_path": "vllm_connector",
+    "kv_role": "kv_producer",
+    "kv_connector_extra_config": {"use_synchronization_lock": False},
+}
+"""What takes the hidden states that `extract_hidden_states` keeps: a file beside the worker."""
+
+
 class VllmFactory(IsolatedFactory):
     """vLLM of a version, or of the environment that a Python belongs to."""
 
     def __init__(self, where: str = "") -> None:
         python = RECIPE.python(where)
-        super().__init__("vllm", VllmDialect(), python, WORKERS / "vllm_worker.py", environment=RECIPE.variables)
+        script, beside = WORKERS / "vllm_worker.py", (WORKERS / "vllm_connector.py",)
+        super().__init__("vllm", VllmDialect(), python, script, environment=RECIPE.variables, beside=beside)
 
 
 class VllmDialect:
@@ -143,13 +154,14 @@ class VllmDialect:
         }
         if setup.drafter is not None:
             words["speculative_config"] = _speculative(setup.drafter)
+            if setup.drafter.aux_layer_ids:
+                words["kv_transfer_config"] = CONNECTOR
             # MiMo's configuration class lies beside the checkpoint.
             words["trust_remote_code"] = setup.drafter.method == "MTP"
         return words
 
     def request(self, request: Request, setup: EngineSetup) -> Words:
-        """What `LLMEngine.add_request` takes, and when."""
-        del setup
+        """What `LLMEngine.add_request` takes, and when. `layers`: those that its hidden states are kept of."""
         for name, value in (
             ("return_hidden_states", request.return_hidden_states),
             ("pooled_hidden", request.pooled_hidden),
@@ -163,6 +175,7 @@ class VllmDialect:
             "arrival_step": request.arrival_step,
             "abort_step": request.abort_step,
             "sampling": _sampling(request),
+            "layers": [] if setup.drafter is None else list(setup.drafter.aux_layer_ids),
         }
 
 
@@ -202,6 +215,8 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
         words["model"] = str(drafter.model)
     if drafter.method == "NGRAM":
         words |= {"prompt_lookup_min": drafter.prompt_lookup_min, "prompt_lookup_max": drafter.prompt_lookup_max}
+    elif drafter.method == "EXTRACT_HIDDEN_STATES":
+        words["draft_model_config"] = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(drafter.aux_layer_ids)}}
     elif drafter.draft_sample_method != "greedy":
         words["draft_sample_method"] = drafter.draft_sample_method
     return words

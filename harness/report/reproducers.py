@@ -126,7 +126,8 @@ def _write(factory: IsolatedFactory, failure: Failure, folder: Path) -> None:
     for file in (factory.script, factory.script.with_name("wire.py"), factory.script.with_name("reproduce.py")):
         shutil.copy(file, folder)
     for extra in factory.beside:
-        shutil.copytree(extra, folder / extra.name)
+        copy = shutil.copytree if extra.is_dir() else shutil.copy
+        copy(extra, folder / extra.name)
 
 
 def _tokens(run: Run | None) -> dict[str, list[int]]:

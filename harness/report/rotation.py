@@ -1,5 +1,6 @@
 """The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of them and
-every test some lanes. The full tier gets all, and so does whoever asks for the conformance suite, a lane or a test."""
+every test some lanes. The full tier gets all, and so does whoever asks for a lane or a test, or for the conformance
+suite: that of an engine in another process, each of whose set-ups takes seconds to start, takes turns even then."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TypeGuard
 
 import pytest
 
-from harness.report.marks import NO_LANE, invariant_ids, lane_of
+from harness.report.marks import invariant_ids, lane_of
 
 TURNS = 6
 """Each scripted test runs on every sixth lane: two of twelve."""
@@ -19,24 +20,27 @@ PROPERTY_TURNS = 3
 """Each property test on every third lane."""
 
 
-def asked_for_by_name(config: pytest.Config, suite: Path) -> bool:
-    """Whether `suite`, or something in it, was asked for, and not just what holds it."""
+def asked_for_by_name(config: pytest.Config, suite: Path, *, isolated: bool = False) -> bool:
+    """Whether `suite`, or something in it, was asked for, and not just what holds it; of an `isolated` engine, whether
+    something in it was."""
     option = config.option
     if option.keyword or config.getoption("--drafter") or config.getoption("--invariant"):
         return True
     roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    return any(root.resolve().is_relative_to(suite) for root in roots)
+    return any(root.resolve().is_relative_to(suite) and not (isolated and root.resolve() == suite) for root in roots)
 
 
 def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytest.Item]:
-    """The items whose turn it is not. No cell of the scorecard and no test is left empty."""
+    """The items whose turn it is not. No cell of the scorecard and no test is left empty. Those of other lanes than
+    `lanes` are let alone: an engine declines them at the door."""
     places: dict[str, int] = {}
     resting: list[pytest.Item] = []
     left = Counter[Hashable]()
     for item in items:
         lane = lane_of(item)
-        if lane is None or lane == NO_LANE or not invariant_ids(item):
+        if lane not in lanes or not invariant_ids(item):
             continue
+        assert lane is not None
         place = places.setdefault(_test(item, lane), len(places))
         turns = PROPERTY_TURNS if is_property(item) else TURNS
         if (place + lanes.index(lane)) % turns == 0:

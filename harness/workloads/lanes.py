@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.contract import DrafterSetup, EngineFactory, Script
+from harness.contract import DrafterSetup, EngineFactory, EngineSetup, Script
 from harness.engines import engine_factory
+from harness.engines.isolated import IsolatedFactory
 from harness.invariants.base import INVARIANTS
 from harness.known_answer.drafters.extract_hidden_states import AUX_LAYER_IDS
 from harness.known_answer.drafters.ngram import PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN
@@ -142,6 +143,14 @@ LANES = {
         ),
     )
 }
+
+
+def taken(engine: str) -> list[str]:
+    """The lanes whose drafter an engine in another process claims."""
+    factory = factory_of(engine)
+    assert isinstance(factory, IsolatedFactory)
+    claimed = factory.dialect.capabilities("", EngineSetup(target=Path())).drafters
+    return [name for name, lane in LANES.items() if lane.method is None or lane.method in claimed]
 
 
 def catalogue() -> list[str]:

@@ -47,7 +47,7 @@ class IsolatedFactory:
 
     `room` engines that were closed are kept for whoever starts one that is equal; it gets them with empty caches. One
     that died, hung or answered nonsense is never used again. What was refused once is refused again unasked. `beside`:
-    folders that the worker file needs beside it.
+    files and folders that the worker file needs beside it.
     """
 
     def __init__(

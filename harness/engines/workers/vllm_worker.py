@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wire import Refused, Tensors, refuse_ours, serve
 
+DRAIN = 3
+"""Steps behind the last, in which hidden states are handed over and their pages given back."""
+
 
 class Served:
     """One `LLM`."""
@@ -49,11 +52,12 @@ class Served:
         return self.llm.llm_engine.engine_core.engine_core
 
     def run(self, order: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-        del tensors
         if order["actions"]:
             raise Refused(f"{order['actions'][0]['name']}: nothing is done to vLLM while it generates")
         assert self.steps is not None
         self.steps.clear()
+        if "vllm_connector" in sys.modules:
+            sys.modules["vllm_connector"].HiddenStatesInMemory.kept.clear()
         requests = order["requests"]
         waiting, aborted = list(requests), set()
         outputs: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -73,10 +77,12 @@ class Served:
                     for one in output.outputs:
                         outputs[output.request_id, one.index] = output, one
             idle = not waiting and not engine.has_unfinished_requests()
+            for _ in range(DRAIN if requests and requests[0]["layers"] else 0):
+                engine.step()
         finally:
             engine.abort_request([request["id"] for request in requests])
         completions = [
-            self._completion(request, index, *outputs.get((request["id"], index), (None, None)))
+            self._completion(request, index, *outputs.get((request["id"], index), (None, None)), tensors)
             for request in requests
             for index in range(request["sampling"]["n"])
             if request["id"] in aborted or (request["id"], index) in outputs
@@ -94,6 +100,8 @@ class Served:
             # It takes bad words as text.
             words["bad_words"] = [self.llm.get_tokenizer().decode(word) for word in bad_words]
             words["logit_bias"] = dict(bias) or None
+            if request["layers"]:
+                words["extra_args"] = {"kv_transfer_params": {"include_output_tokens": True}}
             words["structured_outputs"] = StructuredOutputsParams(**grammar) if grammar else None
             params = SamplingParams(**words)
             prompt = {"prompt_token_ids": request["prompt_token_ids"]}
@@ -101,7 +109,9 @@ class Served:
         except (ValueError, NotImplementedError, VLLMClientError) as error:
             raise Refused(f"request {request['id']!r}: {error}") from error
 
-    def _completion(self, request: dict[str, Any], index: int, output: Any, one: Any) -> dict[str, Any]:
+    def _completion(
+        self, request: dict[str, Any], index: int, output: Any, one: Any, tensors: Tensors
+    ) -> dict[str, Any]:
         """Of an aborted request there may be no output at all."""
         assert self.steps is not None
         prompt, sampling = request["prompt_token_ids"], request["sampling"]
@@ -119,6 +129,7 @@ class Served:
             "text": one.text if one else "",
             "logprobs": _rows(one and one.logprobs, tokens, sampling["logprobs"]),
             "prompt_logprobs": _rows(output and output.prompt_logprobs, prompt, sampling["prompt_logprobs"]),
+            "layer_states": _layers(request["id"], index, sampling["n"], request["layers"], tensors),
             **self.steps.of(request["id"], index, sampling["n"]),
         }
 
@@ -147,8 +158,7 @@ class Steps:
         """Accept and draft lengths of one sample. vLLM names samples "index_id", and adds a suffix."""
         if not self.speculative:
             return {}
-        name = f"{index}_{request_id}" if n > 1 else request_id
-        steps = next((steps for key, steps in self.seen.items() if key.rpartition("-")[0] == name), [])
+        steps = _found(self.seen, request_id, index, n) or []
         return {"accept_lens": [accepted for accepted, _ in steps], "draft_lens": [drafted for _, drafted in steps]}
 
     def _watched(self, scheduled: Any, output: Any) -> Any:
@@ -162,6 +172,22 @@ class Steps:
                 drafts = scheduled.scheduled_spec_decode_tokens.get(request_id) or []
                 steps.append((len(tokens), sum(draft >= 0 for draft in drafts)))
         return self._update(scheduled, output)
+
+
+def _found(by_id: dict[str, Any], request_id: str, index: int, n: int) -> Any:
+    """What is kept for one sample. vLLM names samples "index_id", and adds a suffix; None when there is nothing."""
+    name = f"{index}_{request_id}" if n > 1 else request_id
+    return next((value for key, value in by_id.items() if key.rpartition("-")[0] == name), None)
+
+
+def _layers(request_id: str, index: int, n: int, asked: list[int], tensors: Tensors) -> dict[str, Any] | None:
+    """The layers that vLLM keeps, which come in the order of the model, in the order that was asked for."""
+    if not asked:
+        return None
+    from vllm_connector import HiddenStatesInMemory
+
+    rows = _found(HiddenStatesInMemory.kept, request_id, index, n)
+    return None if rows is None else tensors(rows[:, [sorted(asked).index(layer) for layer in asked]])
 
 
 def _named_as_here(model: Path) -> str:
