@@ -87,7 +87,8 @@ class Capabilities:
     them ("n" for sampled requests, "greedy_n" for greedy ones).
 
     `ignore_eos`: "emit" (the EOS token is emitted and generation goes on) or "ban" (it is never sampled).
-    `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives `StepTrace`s.
+    `processor_order`: the order in which sampling filters act. `grey_box`: the engine gives whole `StepTrace`s.
+    `shows`: what of them, or of counters, an engine gives that is no grey box.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
     carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
     `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
@@ -108,6 +109,7 @@ class Capabilities:
     seeds_of_samples: Literal["consecutive", "unknown"] = "unknown"
     drafts_within_context: bool = False
     dead_end: Literal["ends", "goes_on"] = "goes_on"
+    shows: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

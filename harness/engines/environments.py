@@ -37,7 +37,7 @@ class RequirementsOf:
     """What an installed package says it depends on, less some; `also` bounds or adds."""
 
     package: str
-    without: frozenset[str]
+    without: tuple[str, ...]
     also: tuple[str, ...] = ()
 
 
@@ -120,9 +120,14 @@ _REQUIREMENTS = "import json; from importlib.metadata import requires; print(jso
 
 
 def install(recipe: Recipe, version: str, say: Callable[[str], None], python: str = sys.executable) -> Path:
-    """Make the environment of a version, step by step; what a broken-off attempt has left is used. Raises RuntimeError
-    with the last lines of pip when a step fails."""
+    """Make the environment of a version, step by step, unless it is there; what a broken-off attempt has left is used.
+    Raises RuntimeError with the last lines of pip when a step fails."""
     folder = recipe.folder(version)
+    if (folder / STAMP).is_file() and json.loads((folder / STAMP).read_text(encoding="utf-8")) == _stamp(
+        recipe, version
+    ):
+        say(f"{recipe.engine} {version} is there: {folder}")
+        return folder / "bin" / "python"
     log = folder / "install.log"
     steps = recipe.steps(version)
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,12 +149,17 @@ def install(recipe: Recipe, version: str, say: Callable[[str], None], python: st
         code, said = _run([str(inside), "-s", "-c", f"import {module}"], recipe.variables, PATIENCE)
         if code:
             raise RuntimeError(f"{recipe.engine} {version} is installed and `import {module}` fails:\n{_tail(said)}")
-    (folder / STAMP).write_text(json.dumps({"engine": recipe.engine, "version": version}), encoding="utf-8")
+    (folder / STAMP).write_text(json.dumps(_stamp(recipe, version)), encoding="utf-8")
     say(
         f"{recipe.engine} {version} is ready after {monotonic() - started:.0f} s: draftproof run --engine "
         f"{recipe.engine}@{version}"
     )
     return inside
+
+
+def _stamp(recipe: Recipe, version: str) -> dict[str, str]:
+    """By what an environment is known to be whole, and made by this recipe."""
+    return {"engine": recipe.engine, "version": version, "steps": str(recipe.steps(version))}
 
 
 def _arguments(step: Step, python: Path) -> list[str]:

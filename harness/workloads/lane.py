@@ -271,6 +271,11 @@ class Lane:
         if not self.capabilities.grey_box:
             raise Refused(f"engine={self.engine}: a black box, it gives no step traces")
 
+    def shows(self, observation: str) -> None:
+        """Decline the test when the engine does not show that part of its inside."""
+        if not self.capabilities.grey_box and observation not in self.capabilities.shows:
+            raise Refused(f"engine={self.engine}: it does not show {observation} on the lane {self.spec.name}")
+
     def needs(self, *features: str) -> None:
         """Decline the test when the engine does not claim a feature without which the test would show nothing."""
         for feature in features:

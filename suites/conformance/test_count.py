@@ -30,14 +30,14 @@ def test_rows_per_token_in_scenarios(lane: Lane, record_examples: RecordExamples
 @pytest.mark.invariant("COUNT-2")
 @given(batch=ANY_BATCH)
 def test_counters(lane: Lane, batch: Batch) -> None:
-    lane.grey_box()
+    lane.shows("counters")
     run = lane.run_batch(batch)
     lane.check(count_2(run) + count_2_blocks(run))
 
 
 @pytest.mark.invariant("COUNT-2")
 def test_counters_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
-    lane.grey_box()
+    lane.shows("counters")
     for _, run in scenarios(lane):
         lane.check(count_2(run) + count_2_blocks(run))
         record_examples(1)

@@ -20,14 +20,14 @@ from suites.tiers import tiered
 @pytest.mark.invariant("SHAPE-1")
 @given(batch=ANY_BATCH)
 def test_drafts(lane: Lane, batch: Batch) -> None:
-    lane.grey_box()
+    lane.shows("propose")
     lane.check(shape_1(offering(lane.run_batch(batch), "propose")))
 
 
 @pytest.mark.invariant("SHAPE-1")
 @pytest.mark.parametrize("k", tiered(range(1, 7), 1, 6))
 def test_drafts_of_any_length(lane: Lane, k: int) -> None:
-    lane.grey_box()
+    lane.shows("propose")
     batch = replace(ragged_eight(WALK), k=k)
     lane.check(shape_1(lane.run_batch(batch)))
 

@@ -39,6 +39,9 @@ def test_an_environment_is_made_and_found(folder: Path) -> None:
     assert version_of(TOY, python)
     assert said[0].startswith("[0/0] a virtual environment")
     assert "draftproof run --engine toy@1.0" in said[-1]
+    said.clear()
+    assert install(TOY, "1.0", said.append) == python
+    assert said == [f"toy 1.0 is there: {folder / 'toy-1.0'}"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Served:
     def __init__(self) -> None:
         self.llm: Any = None
         self.steps: Steps | None = None
+        self.proposals: Proposals | None = None
 
     def load(self) -> None:
         import vllm.entrypoints.llm
@@ -45,6 +46,7 @@ class Served:
         except (ValueError, NotImplementedError) as error:
             raise Refused(str(error)) from error
         self.steps = Steps(self.core)
+        self.proposals = Proposals(self.core.model_executor.driver_worker.worker.model_runner)
         return {}
 
     @property
@@ -55,7 +57,10 @@ class Served:
         if order["actions"]:
             raise Refused(f"{order['actions'][0]['name']}: nothing is done to vLLM while it generates")
         assert self.steps is not None
+        assert self.proposals is not None
         self.steps.clear()
+        self.proposals.seen.clear()
+        counted = self._counters()
         if "vllm_connector" in sys.modules:
             sys.modules["vllm_connector"].HiddenStatesInMemory.kept.clear()
         requests = order["requests"]
@@ -87,7 +92,23 @@ class Served:
             for index in range(request["sampling"]["n"])
             if request["id"] in aborted or (request["id"], index) in outputs
         ]
-        return {"completions": [one for one in completions if one["finish_reason"]], "idle": idle}
+        answer = {"completions": [one for one in completions if one["finish_reason"]], "idle": idle}
+        if counted is not None:
+            answer["counters"] = {name: _less(value, counted[name]) for name, value in self._counters().items()}
+            answer["steps"] = self.proposals.traces(tensors)
+        return answer
+
+    def _counters(self) -> Any:
+        """vLLM's own statistics since it was started; None without speculation."""
+        if self.steps is None or not self.steps.speculative:
+            return None
+        told = {metric.name: metric for metric in self.llm.get_metrics()}
+        return {
+            "num_drafts": told["vllm:spec_decode_num_drafts"].value,
+            "num_draft_tokens": told["vllm:spec_decode_num_draft_tokens"].value,
+            "num_accepted_tokens": told["vllm:spec_decode_num_accepted_tokens"].value,
+            "accepted_per_position": list(told["vllm:spec_decode_num_accepted_tokens_per_pos"].values),
+        }
 
     def _add(self, request: dict[str, Any]) -> None:
         from vllm import SamplingParams
@@ -169,9 +190,61 @@ class Steps:
                 continue
             steps = self.seen.setdefault(request_id, [])
             if request.num_output_tokens:  # the step that ends the prefill verifies nothing
-                drafts = scheduled.scheduled_spec_decode_tokens.get(request_id) or []
-                steps.append((len(tokens), sum(draft >= 0 for draft in drafts)))
+                # Ids are placeholders under overlap scheduling; what a grammar ruled out is counted apart.
+                drafts = len(scheduled.scheduled_spec_decode_tokens.get(request_id) or ())
+                invalid = (scheduled.num_invalid_spec_tokens or {}).get(request_id, 0)
+                steps.append((len(tokens), drafts - invalid))
         return self._update(scheduled, output)
+
+
+class Proposals:
+    """What the drafter returned, call by call: copies of the ids, and facts of the tensors."""
+
+    def __init__(self, runner: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self._runner = runner
+        self._propose = runner.propose_draft_token_ids
+        runner.propose_draft_token_ids = self._watched
+
+    def traces(self, tensors: Tensors) -> list[dict[str, Any]]:
+        """`StepTrace`s that hold nothing else."""
+        return [
+            {"step": step, "kind": "decode", "propose": {**one, "token_ids": tensors(one["token_ids"])}}
+            for step, one in enumerate(self.seen)
+        ]
+
+    def _watched(self, scheduled: Any, sampled: Any, *arguments: Any, **named: Any) -> Any:
+        drafts = self._propose(scheduled, sampled, *arguments, **named)
+        if hasattr(drafts, "untyped_storage") and hasattr(sampled, "untyped_storage"):
+            rows = self._runner.input_batch.num_reqs
+            self.seen.append(
+                {
+                    "request_ids": [name.rpartition("-")[0] for name in self._runner.input_batch.req_ids[:rows]],
+                    "k": self._runner.num_spec_tokens,
+                    "sampled_width": sampled.shape[1],
+                    "discarded": self._runner.discard_request_mask.np[:rows].tolist(),
+                    "token_ids": drafts.clone(),
+                    "facts": _facts(drafts),
+                    "sampled": _facts(sampled),
+                }
+            )
+        return drafts
+
+
+def _facts(tensor: Any) -> dict[str, Any]:
+    storage = tensor.untyped_storage()
+    return {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "storage_ptr": storage.data_ptr(),
+        "storage_offset": tensor.storage_offset(),
+        "storage_nbytes": storage.nbytes(),
+    }
+
+
+def _less(now: Any, then: Any) -> Any:
+    return [one - other for one, other in zip(now, then, strict=True)] if isinstance(now, list) else now - then
 
 
 def _found(by_id: dict[str, Any], request_id: str, index: int, n: int) -> Any:

@@ -36,7 +36,8 @@ OURS = "Draftproof"
 
 def refuse_ours(model: str) -> None:
     """Raises `Refused` for a checkpoint of such an architecture: an engine takes half a minute to find that out."""
-    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    path = Path(model) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name in config.get("architectures", ()):
         if name.startswith(OURS):
             raise Refused(f"architectures={name}: an architecture of Draftproof's own")
