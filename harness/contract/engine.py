@@ -93,6 +93,7 @@ class Capabilities:
     carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
     `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
     `dead_end`: what becomes of a request whose masks leave no token to choose, "ends" or "goes_on" with any token.
+    `grammar_before_logprobs`: logprobs of a request with a grammar are those of the law that its mask leaves.
     `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
     "unknown".
     """
@@ -110,6 +111,7 @@ class Capabilities:
     drafts_within_context: bool = False
     dead_end: Literal["ends", "goes_on"] = "goes_on"
     shows: frozenset[str] = frozenset()
+    grammar_before_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,7 @@ class VllmDialect:
             processor_order=("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p"),
             drafts_within_context=True,
             dead_end="goes_on",
+            grammar_before_logprobs=True,
             shows=_shown(setup.drafter),
             seeds_of_samples="consecutive",
         )

@@ -10,7 +10,7 @@ import torch
 
 from harness.contract import Completion, LogprobRow, Request, Run
 from harness.invariants.base import Key, Misuse, Violation, blame, invariant
-from harness.invariants.rows import plain, same_logprob
+from harness.invariants.rows import NO_CHANCE, plain, same_logprob
 from harness.invariants.wellformed import sound_completions, wanted_keys
 
 Law = Callable[[tuple[int, ...]], torch.Tensor]
@@ -24,7 +24,8 @@ _fault = partial(blame, "LOGP-1")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a row was delivered, and the law that holds there. `asked` is the n of the top-n."""
+    """Where a row was delivered, and the law that holds there. `asked` is the n of the top-n. `masked`: a grammar has
+    taken some of the law away."""
 
     key: Key
     position: int
@@ -32,6 +33,7 @@ class _Place:
     token_id: int
     law: torch.Tensor
     asked: int
+    masked: bool = False
 
 
 @invariant(
@@ -44,15 +46,18 @@ def logp_1(run: Run, law: Law, tolerance: float = LOGP_TOLERANCE) -> list[Violat
     """Compare each logprob row with `law` of the tokens before it; the engine reports the raw law (`LogprobRow`).
 
     `tolerance` is in nats; what the engine calls impossible (-inf or below `NO_CHANCE`) must be so in the law.
+
+    Of an engine with `grammar_before_logprobs` the rows of a request with a grammar are held against the law up to one
+    factor, which all that is left has in common; their ranks are not judged.
     """
     found, out = sound_completions("LOGP-1", run)
     rows: list[tuple[_Place, LogprobRow]] = []
     for request, key in wanted_keys(run):
         if key in found:
             out += _missing(request, key, found[key])
-            rows += list(_places(request, key, found[key], law))
+            rows += list(_places(request, key, found[key], law, run.capabilities.grammar_before_logprobs))
     for place, row in rows:
-        out += _judge(place, row, rows, tolerance)
+        out += _judge_masked(place, row, tolerance) if place.masked else _judge(place, row, rows, tolerance)
     return out
 
 
@@ -70,7 +75,10 @@ def _missing(request: Request, key: Key, done: Completion) -> list[Violation]:
     return out
 
 
-def _places(request: Request, key: Key, done: Completion, law: Law) -> Iterator[tuple[_Place, LogprobRow]]:
+def _places(
+    request: Request, key: Key, done: Completion, law: Law, grammar_first: bool
+) -> Iterator[tuple[_Place, LogprobRow]]:
+    masked = grammar_first and (request.sampling.regex is not None or request.sampling.json_schema is not None)
     tokens = (*done.prompt_token_ids, *done.token_ids)
     prompt_len = len(done.prompt_token_ids)
     for start, rows, asked in (
@@ -83,7 +91,7 @@ def _places(request: Request, key: Key, done: Completion, law: Law) -> Iterator[
                 here = plain(law(tokens[:position]))
                 if here.ndim != 1:
                     raise Misuse(f"law={tuple(here.shape)}: must return one log probability per token id, [V]")
-                yield _Place(key, position, row, tokens[position], here, asked or 0), entry
+                yield _Place(key, position, row, tokens[position], here, asked or 0, masked and start > 0), entry
 
 
 def _judge(
@@ -104,6 +112,22 @@ def _judge(
         right = lowest if lowest == highest else f"{lowest}..{highest} (tied)"
         out.append(fault("wrong rank", expected=right, got=row.rank))
     return out + [fault(message, expected=right, got=got) for message, right, got in _top(place, row, tolerance)]
+
+
+def _judge_masked(place: _Place, row: LogprobRow, tolerance: float) -> Iterator[Violation]:
+    fault = partial(_fault, place.key, position=place.position, row=place.row)
+    if row.token_id != place.token_id or not 0 <= row.token_id < place.law.shape[0]:
+        message = "logprob row is about another token than the one at its position"
+        yield fault(message, expected=place.token_id, got=row.token_id)
+        return
+    gained = row.logprob - float(place.law[row.token_id])
+    if not gained >= -tolerance:
+        yield fault("a mask has made a token less likely", expected=float(place.law[row.token_id]), got=row.logprob)
+    for slot, (token_id, logprob) in enumerate(row.top):
+        left = 0 <= token_id < place.law.shape[0] and logprob > NO_CHANCE
+        if left and not same_logprob(logprob, float(place.law[token_id]) + gained, tolerance):
+            message = f"top-n slot {slot} (token {token_id}): a mask has changed the odds of two tokens"
+            yield fault(message, expected=float(place.law[token_id]) + gained, got=logprob)
 
 
 def _top(place: _Place, row: LogprobRow, tolerance: float) -> Iterator[tuple[str, object, object]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.contract import Engine, EngineSetup, Refused, Request, Run
 from harness.engines.isolated import EngineFailure, IsolatedFactory
+from harness.invariants import finish_1
 from harness.workloads.lane import Attempt, Lane
 from harness.workloads.lanes import factory_of
 from harness.workloads.shrink import shrink
@@ -178,9 +179,15 @@ class Keeper:
         return ""
 
 
+COMPARE = frozenset({"EQUAL-2", "FINISH-1", "FINISH-2", "LAW-3", "SCHED-1", "SCHED-3"})
+"""What compares two runs, and mostly shows as a difference from the run without speculation, too."""
+
+
 def _breaks(lane: Lane, family: str, broken: frozenset[str], run: Run, baseline: Run | None) -> bool:
     found = of_a_recording(run, baseline, lane, family)
-    return any(violation.invariant in broken for violation in found)
+    found += [] if baseline is None else finish_1(run, baseline)
+    wanted = broken | ({"EQUAL-1", "FINISH-1"} if broken & COMPARE else set())
+    return any(violation.invariant in wanted for violation in found)
 
 
 def _file_name(*words: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.contract import LogprobRow
-from harness.invariants import Misuse, logp_1
+from harness.invariants import Misuse, Violation, logp_1
 
 from .builders import VOCAB, Corruption, assert_red, completion, good_run, law, logprob_row
 
@@ -123,3 +123,44 @@ def test_impossible_is_impossible_in_every_spelling() -> None:
 def test_logp_1_refuses_a_law_of_the_wrong_shape() -> None:
     with pytest.raises(Misuse, match="one log probability per token id"):
         logp_1(good_run(), lambda prefix: law(prefix).unsqueeze(0))
+
+
+GAINED = 0.7
+"""Nats that a mask gives to all that it leaves."""
+
+
+def behind_a_mask(corrupt: Corruption = lambda run: run, *, declared: bool = True) -> list[Violation]:
+    """A run that was good until b had a grammar, whose mask comes before the logprobs."""
+    run = completion("b", logprobs=lambda done: tuple(map(likelier, done.logprobs)))(good_run())
+    requests = tuple(
+        replace(one, sampling=replace(one.sampling, regex=".*")) if one.request_id == "b" else one
+        for one in run.requests
+    )
+    capabilities = replace(run.capabilities, grammar_before_logprobs=declared)
+    return logp_1(corrupt(replace(run, requests=requests, capabilities=capabilities)), law)
+
+
+def likelier(row: LogprobRow) -> LogprobRow:
+    return replace(
+        row, logprob=row.logprob + GAINED, rank=1, top=tuple((token, value + GAINED) for token, value in row.top)
+    )
+
+
+def test_a_mask_in_front_of_the_logprobs_leaves_the_odds() -> None:
+    assert behind_a_mask() == []
+    assert behind_a_mask(declared=False)
+    assert behind_a_mask(at(2, top=lambda row: (row.top[0], (row.top[1][0], float("-inf"))))) == []
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "says"),
+    [
+        (at(2, logprob=lambda row: row.logprob - 2 * GAINED), "less likely"),
+        (at(2, top=lambda row: (row.top[0], (row.top[1][0], row.top[1][1] - 0.1))), "changed the odds"),
+        (at(2, token_id=3), "another token"),
+        (at(2, "prompt_logprobs", logprob=-0.1), "wrong logprob"),
+    ],
+    ids=["less", "odds", "token", "prompt"],
+)
+def test_but_changes_nothing_else(corrupt: Corruption, says: str) -> None:
+    assert_red(behind_a_mask(corrupt), "LOGP-1", says, request_id="b", row=2)
