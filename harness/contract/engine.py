@@ -94,6 +94,7 @@ class Capabilities:
     `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
     `dead_end`: what becomes of a request whose masks leave no token to choose, "ends" or "goes_on" with any token.
     `grammar_before_logprobs`: logprobs of a request with a grammar are those of the law that its mask leaves.
+    `stop_ids_end_grammars`: under a grammar the stop ids of a request stand for its end and for nothing that it spells.
     `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
     "unknown".
     """
@@ -112,6 +113,7 @@ class Capabilities:
     dead_end: Literal["ends", "goes_on"] = "goes_on"
     shows: frozenset[str] = frozenset()
     grammar_before_logprobs: bool = False
+    stop_ids_end_grammars: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

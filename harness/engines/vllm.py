@@ -128,6 +128,7 @@ class VllmDialect:
             drafts_within_context=True,
             dead_end="goes_on",
             grammar_before_logprobs=True,
+            stop_ids_end_grammars=True,
             shows=_shown(setup.drafter),
             seeds_of_samples="consecutive",
         )

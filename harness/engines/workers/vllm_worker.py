@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wire import Refused, Tensors, refuse_ours, serve
 
+PAUSE = 0.002
+"""Seconds between two looks at an engine that waits for something."""
+
 DRAIN = 3
 """Steps behind the last, in which hidden states are handed over and their pages given back."""
+
+
+Outputs = dict[tuple[str, int], tuple[Any, Any]]
+"""By request id and sample: vLLM's last output of the request, and the sample's part of it."""
 
 
 class Served:
@@ -64,28 +72,12 @@ class Served:
         if "vllm_connector" in sys.modules:
             sys.modules["vllm_connector"].HiddenStatesInMemory.kept.clear()
         requests = order["requests"]
-        waiting, aborted = list(requests), set()
-        outputs: dict[tuple[str, int], tuple[Any, Any]] = {}
-        engine = self.llm.llm_engine
         try:
-            for step in range(order["max_steps"]):
-                for request in [one for one in waiting if one["arrival_step"] <= step]:
-                    self._add(request)
-                    waiting.remove(request)
-                due = {one["id"] for one in requests if one["abort_step"] == step} - _finished(outputs)
-                if due:
-                    engine.abort_request(sorted(due))
-                    aborted |= due
-                if not waiting and not engine.has_unfinished_requests():
-                    break
-                for output in engine.step():
-                    for one in output.outputs:
-                        outputs[output.request_id, one.index] = output, one
-            idle = not waiting and not engine.has_unfinished_requests()
+            outputs, aborted, idle = self._drive(requests, order["max_steps"])
             for _ in range(DRAIN if requests and requests[0]["layers"] else 0):
-                engine.step()
+                self.llm.llm_engine.step()
         finally:
-            engine.abort_request([request["id"] for request in requests])
+            self.llm.llm_engine.abort_request([request["id"] for request in requests])
         completions = [
             self._completion(request, index, *outputs.get((request["id"], index), (None, None)), tensors)
             for request in requests
@@ -97,6 +89,30 @@ class Served:
             answer["counters"] = {name: _less(value, counted[name]) for name, value in self._counters().items()}
             answer["steps"] = self.proposals.traces(tensors)
         return answer
+
+    def _drive(self, requests: list[Any], max_steps: int) -> tuple[Outputs, set[str], bool]:
+        """Step to the end, each request coming and going when it is due -> outputs, who was aborted, whether all have
+        ended."""
+        engine, outputs = self.llm.llm_engine, Outputs()
+        waiting, aborted, step = list(requests), set(), 0
+        while step < max_steps:
+            for request in [one for one in waiting if one["arrival_step"] <= step]:
+                self._add(request)
+                waiting.remove(request)
+            due = {one["id"] for one in requests if one["abort_step"] == step} - _finished(outputs)
+            if due:
+                engine.abort_request(sorted(due))
+                aborted |= due
+            if not waiting and not engine.has_unfinished_requests():
+                break
+            for output in engine.step():
+                for one in output.outputs:
+                    outputs[output.request_id, one.index] = output, one
+            if self.core.scheduler.running or not engine.has_unfinished_requests():
+                step += 1
+            else:
+                time.sleep(PAUSE)  # a grammar is being compiled
+        return outputs, aborted, not waiting and not engine.has_unfinished_requests()
 
     def _counters(self) -> Any:
         """vLLM's own statistics since it was started; None without speculation."""
@@ -278,7 +294,7 @@ def _named_as_here(model: Path) -> str:
     return str(folder)
 
 
-def _finished(outputs: dict[tuple[str, int], tuple[Any, Any]]) -> set[str]:
+def _finished(outputs: Outputs) -> set[str]:
     return {request_id for (request_id, _), (output, _) in outputs.items() if output.finished}
 
 
