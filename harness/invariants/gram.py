@@ -57,10 +57,12 @@ def gram_1(
     for request, key, grammar in constrained:
         if grammar is not None and key in found:
             done = found[key]
-            out += _text(request, key, done, grammar, eos, detokenize)
-            out += _end(request, key, done, grammar, eos, detokenize)
+            other = request.sampling.stop_token_ids if run.capabilities.stop_ids_end_grammars else ()
+            ends = eos | set(other)
+            out += _text(request, key, done, grammar, ends, detokenize)
+            out += _end(request, key, done, grammar, ends, detokenize)
             if detokenize is not None:
-                out += _blocks(request, key, done, grammar, counted.get(key, []), eos, detokenize)
+                out += _blocks(request, key, done, grammar, counted.get(key, []), ends, detokenize)
     return out
 
 
