@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 from harness.contract import EngineFactory
 from harness.engines import environments
@@ -51,10 +52,15 @@ def is_isolated(spec: str) -> bool:
 
 
 def version_of(spec: str) -> str:
-    """The version of an engine that has an environment of its own; empty for one that runs in ours."""
+    """The version of an engine, in the environment that it has or in ours; empty when there is none."""
     name, _, where = spec.partition("@")
     recipe = recipes().get(name)
-    return "" if recipe is None else environments.version_of(recipe, recipe.python(where))
+    if recipe is not None:
+        return environments.version_of(recipe, recipe.python(where))
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def recipes() -> dict[str, Recipe]:

@@ -54,7 +54,8 @@ def install_engine(
     """Make an environment for a version of an engine, in .engines/NAME-VERSION."""
     recipe = _recipe(name)
     if recipe is None:
-        raise typer.BadParameter(f"{name} runs in this environment; there is nothing to install")
+        typer.echo(f"{name} runs in this environment: there is nothing to install")
+        return
     try:
         install(recipe, version or recipe.version, typer.echo)
     except RuntimeError as error:

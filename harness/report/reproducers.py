@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +21,8 @@ from harness.workloads.lanes import factory_of
 from harness.workloads.shrink import shrink
 from harness.workloads.verdicts import of_a_recording
 
-SECONDS = 30.0
-"""How long one failure is made smaller."""
+SECONDS, IN_ALL = 20.0, 120.0
+"""How long one failure is made smaller, and how long all of a process together; the others are kept as they came."""
 
 Judge = Callable[[Run, Run | None], bool]
 """(run, the same without speculation) -> whether what failed fails here, too."""
@@ -139,8 +140,8 @@ def _tokens(run: Run | None) -> dict[str, list[int]]:
 class Keeper:
     """Keeps one folder for each test that fails, in `root`, named after the test."""
 
-    def __init__(self, root: Path, seconds: float = SECONDS) -> None:
-        self._root, self._seconds = root, seconds
+    def __init__(self, root: Path, seconds: float = SECONDS, in_all: float = IN_ALL) -> None:
+        self._root, self._seconds, self._left = root, seconds, in_all
         self._told: dict[str, str] = {}
 
     def __call__(self, lane: Lane, attempts: Sequence[Attempt], why: str, broken: frozenset[str]) -> str:
@@ -152,7 +153,9 @@ class Keeper:
         if name not in self._told:
             # A property test runs a failing example again: it is kept once.
             self._told[name] = ""
+            started = time.monotonic()
             self._told[name] = self._kept(lane, factory, attempts, why, broken, self._root / name)
+            self._left = max(0.0, self._left - (time.monotonic() - started))
         return self._told[name]
 
     def _kept(
@@ -174,7 +177,7 @@ class Keeper:
                 why=why,
                 judge=judge,
             )
-            if reproduce(factory, failure, folder, self._seconds) is not None:
+            if reproduce(factory, failure, folder, min(self._seconds, self._left)) is not None:
                 return f"without Draftproof: PYTHON {folder / 'reproduce.py'}"
         return ""
 

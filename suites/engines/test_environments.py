@@ -99,5 +99,5 @@ def test_the_commands() -> None:
     assert "mend: draftproof engines install vllm" in sick.output
     well = runner.invoke(app, ["engines", "doctor", "reference"])
     assert (well.exit_code, well.output) == (0, "reference runs in this environment: nothing is missing\n")
-    assert runner.invoke(app, ["engines", "install", "reference"]).exit_code == 2
+    assert "nothing to install" in runner.invoke(app, ["engines", "install", "reference"]).output
     assert runner.invoke(app, ["engines", "doctor", "nobody"]).exit_code == 2

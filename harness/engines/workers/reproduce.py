@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +51,6 @@ def say(line: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)  # a worker may write beside itself
+        sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -211,3 +212,31 @@ def test_a_worker_sees_nothing_of_ours(make: Make, monkeypatch: pytest.MonkeyPat
     assert b"secret" not in environment
     assert b"/somewhere" not in environment
     engine.close()
+
+
+def test_what_every_engine_needs_is_imported_once(make: Make) -> None:
+    """Engines are forks of one process that has it."""
+    factory = make()
+    engines = [factory.start(replace(SETUP, seed=seed)) for seed in range(3)]
+    parents = {parent_of(worker_of(engine).pid) for engine in engines}
+    assert len(parents) == 1
+    for engine in engines:
+        engine.close()
+
+
+def test_after_the_death_of_that_process_the_next_start_has_a_new_one(make: Make) -> None:
+    factory = make()
+    engine = factory.start(SETUP)
+    parent = parent_of(worker_of(engine).pid)
+    os.kill(parent, signal.SIGKILL)
+    with pytest.raises(EngineFailure):
+        engine.run(REQUESTS)
+    engine.close()
+    again = factory.start(SETUP)
+    assert parent_of(worker_of(again).pid) != parent
+    assert len(again.run(REQUESTS).completions) == 2
+    again.close()
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
