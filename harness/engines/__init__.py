@@ -27,6 +27,7 @@ class Adapter:
 ENGINES = {
     "reference": Adapter("reference", "ReferenceFactory"),
     "transformers": Adapter("transformers", "TransformersFactory"),
+    "sglang": Adapter("sglang", "SglangFactory", isolated=True),
     "vllm": Adapter("vllm", "VllmFactory", isolated=True),
 }
 

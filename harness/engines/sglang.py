@@ -1,0 +1,230 @@
+"""SGLang, in a worker process with an environment of its own, on a CPU.
+
+Requests and set-ups are put into SGLang's words here; what it does not take it is asked for all the same where it can
+say so itself, and its error is the refusal. Semantics, read off SGLang 0.5.23 and tested:
+
+- `chunk_size` is `chunked_prefill_size`: the most that all requests together prefill in a step.
+- `top_p` acts on the whole distribution, not on what `top_k` has left.
+- Drafts are cut neither at `max_new_tokens` nor at the context length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
+from harness.engines.environments import TORCH, Pip, Recipe, Step
+from harness.engines.isolated import IsolatedFactory, Words
+from harness.engines.isolated.engine import WORKERS
+
+ALGORITHMS = frozenset({"STANDALONE", "EAGLE", "EAGLE3", "NGRAM"})
+"""Drafters that are driven. SGLang's names are ours."""
+
+FEATURES = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "min_new_tokens",
+        "stop_token_ids",
+        "stop",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "json_schema",
+        "regex",
+        "n",
+        "arrival_step",
+        "abort_step",
+        "return_hidden_states",
+        "chunk_size",
+        "prefix_cache",
+        "num_pages",
+        "overlap",
+    }
+)
+PAGE = 1
+"""Tokens of a page where none is asked for."""
+RUNTIME = (
+    *("orjson", "psutil", "pybase64", "requests", "pillow", "starlette", "msgspec", "pyzmq", "ipython", "aiohttp"),
+    *("uvloop", "dill", "partial_json_parser", "uvicorn", "fastapi", "setproctitle", "einops", "gguf", "ninja"),
+    *("apache-tvm-ffi==0.1.11", "sentencepiece==0.2.1", "compressed-tensors==0.18.0", "openai==2.8.0"),
+    "xgrammar==0.2.7",
+)
+"""What SGLang imports on a CPU; the rest of what it depends on is for GPUs and would bring gigabytes."""
+
+
+def _steps(version: str) -> tuple[Step, ...]:
+    return (
+        Pip((TORCH, "numpy", "transformers==5.19.0")),
+        Pip((f"sglang=={version}", "torchvision==0.28.0", "triton"), dependencies=False),
+        Pip(RUNTIME),
+    )
+
+
+RECIPE = Recipe(
+    engine="sglang",
+    package="sglang",
+    version="0.5.23",
+    steps=_steps,
+    imports=("sglang",),
+    programs={"g++": "apt-get install g++   (NGRAM compiles its corpus)"},
+    variables={
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "0",
+        "SGLANG_USE_PICKLE_IPC": "1",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    },
+)
+
+
+class SglangFactory(IsolatedFactory):
+    """SGLang of a version, or of the environment that a Python belongs to."""
+
+    def __init__(self, where: str = "") -> None:
+        python = RECIPE.python(where)
+        super().__init__("sglang", SglangDialect(), python, WORKERS / "sglang_worker.py", environment=RECIPE.variables)
+
+
+class SglangDialect:
+    """What SGLang claims, and its words."""
+
+    def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
+        return Capabilities(
+            engine="sglang",
+            version=version,
+            drafters=ALGORITHMS,
+            features=FEATURES,
+            ignore_eos="emit",
+            processor_order=("penalties", "logit_bias", "temperature", "top_p", "top_k", "min_p"),
+        )
+
+    def start(self, version: str, setup: EngineSetup) -> Words:
+        """Arguments of `sglang.Engine`."""
+        del version
+        _refuse(setup)
+        page_size = setup.page_size or PAGE
+        room = setup.num_pages * page_size or setup.max_running * (setup.context_length + 64)
+        words: dict[str, Any] = {
+            "model_path": str(setup.target),
+            "dtype": setup.dtype,
+            "device": "cpu",
+            "context_length": setup.context_length,
+            "max_running_requests": setup.max_running,
+            "max_total_tokens": room,
+            "chunked_prefill_size": setup.chunk_size,
+            "page_size": page_size,
+            "disable_radix_cache": not setup.prefix_cache,
+            "disable_overlap_schedule": not setup.overlap,
+            "random_seed": setup.seed,
+            "attention_backend": "torch_native" if setup.drafter is None else "intel_amx",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "xgrammar",
+            "disable_cuda_graph": True,
+            "skip_server_warmup": True,
+            "enable_return_hidden_states": True,
+            "log_level": "warning",
+        }
+        if setup.drafter is not None:
+            words |= _speculative(setup.drafter)
+        return words
+
+    def request(self, request: Request, setup: EngineSetup) -> Words:
+        """What `Engine.async_generate` takes, and when."""
+        del setup
+        for name, value in (
+            ("pooled_hidden", request.pooled_hidden),
+            ("num_speculative_tokens", request.num_speculative_tokens),
+        ):
+            if value is not None:
+                raise Refused(f"request {request.request_id!r}: {name}={value!r}: SGLang has no such field")
+        sampling = request.sampling
+        return {
+            "id": request.request_id,
+            "prompt_token_ids": list(request.prompt_token_ids),
+            "arrival_step": request.arrival_step,
+            "abort_step": request.abort_step,
+            "logprobs": sampling.logprobs,
+            "prompt_logprobs": sampling.prompt_logprobs,
+            "generate": {
+                "input_ids": list(request.prompt_token_ids),
+                "sampling_params": _sampling(request),
+                "return_hidden_states": request.return_hidden_states,
+            },
+        }
+
+
+def _refuse(setup: EngineSetup) -> None:
+    """Raises `Refused` for what SGLang has no word for. `poison` is none: it is the reference engine's own."""
+    for name, wanted, reason in (
+        ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
+        ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
+        ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
+        ("dtype", setup.dtype == "float64" and setup.dtype, "SGLang has no float64; use float32"),
+        ("device", setup.device != "cpu" and setup.device, "this adapter drives its CPU build; set it to cpu"),
+    ):
+        if wanted:
+            raise Refused(f"{name}={wanted!r}: {reason}")
+    drafter = setup.drafter
+    if drafter is None:
+        return
+    if drafter.method not in ALGORITHMS:
+        raise Refused(f"drafter.method={drafter.method!r}: SGLang is driven with {', '.join(sorted(ALGORITHMS))}")
+    if drafter.draft_sample_method != "greedy":
+        raise Refused(
+            f"drafter.draft_sample_method={drafter.draft_sample_method!r}: SGLang drafts greedily; set it to greedy"
+        )
+
+
+def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
+    words: dict[str, Any] = {
+        "speculative_algorithm": drafter.method,
+        "speculative_num_draft_tokens": drafter.num_draft_tokens,
+    }
+    if drafter.method == "NGRAM":
+        return words
+    words |= {"speculative_num_steps": drafter.num_steps, "speculative_eagle_topk": drafter.topk}
+    if drafter.model is not None:
+        words["speculative_draft_model_path"] = str(drafter.model)
+    return words
+
+
+def _sampling(request: Request) -> Words:
+    """Fields of SGLang's `SamplingParams`. Of a token with two biases the sum counts."""
+    sampling = request.sampling
+    for name, wanted, reason in (
+        ("seed", sampling.seed is not None, "heeded with deterministic inference only, which a CPU has not"),
+        ("repetition_penalty", sampling.repetition_penalty != 1.0, "SGLang counts the output only, not the prompt"),
+        ("bad_words", sampling.bad_words, "SGLang has no such field"),
+        ("allowed_token_ids", sampling.allowed_token_ids, "SGLang has no such field"),
+    ):
+        if wanted:
+            raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
+    bias: dict[str, float] = {}
+    for token_id, value in sampling.logit_bias:
+        bias[str(token_id)] = bias.get(str(token_id), 0.0) + value
+    return {
+        "n": sampling.n,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "min_new_tokens": sampling.min_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "stop": list(sampling.stop) or None,
+        "ignore_eos": sampling.ignore_eos,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": bias or None,
+        "json_schema": sampling.json_schema,
+        "regex": sampling.regex,
+    }
