@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import gc
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,19 @@ sys.path[:0] = [str(HERE), str(HERE / "sgl_kernel_cpu")]
 
 from wire import Refused, Tensors, serve
 
+MODULES = (
+    "sglang.srt.constrained.xgrammar_backend",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.layers.attention.intel_amx_backend",
+    "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "sglang.srt.speculative.eagle_worker_v2",
+    "sglang.srt.speculative.ngram_worker",
+    "sglang.srt.speculative.standalone_worker_v2",
+)
+"""What a start would import otherwise, at seconds each time."""
 TICKS = 20
 """Turns of the event loop in which tasks do all that they can do without a new message."""
 PATIENCE = 1000
@@ -42,10 +57,10 @@ class Served:
     def load(self) -> None:
         # The compiled part of torchvision is dead beside a CPU build of torch.
         sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
-        import sgl_kernel  # noqa: F401
-        import sglang.srt.entrypoints.engine
-        import sglang.srt.managers.detokenizer_manager
-        import sglang.srt.managers.scheduler  # noqa: F401
+        for name in ("sgl_kernel", *MODULES):
+            import_module(name)
+        gc.collect()
+        gc.freeze()  # a start collects garbage; it need not look at what was there before
 
     def start(self, words: dict[str, Any]) -> dict[str, Any]:
         from sglang.srt.runtime_context import get_platform
