@@ -80,12 +80,14 @@ class Served:
             raise Refused(f"{order['actions'][0]['name']}: nothing is done to SGLang while it generates")
         if self.broken:
             raise RuntimeError("an earlier run broke the engine")
-        assert self.parts is not None and self.steps is not None
+        assert self.parts is not None
+        assert self.steps is not None
         self.steps.seen.clear()
         self.broken = True
         session = Session(self.engine, self.parts, order["requests"], order["max_steps"])
         idle = session.run()
         self.broken = False
+        session.raise_declined()
         completions = [
             self._completion(request, index, answer, tensors)
             for request in order["requests"]
@@ -249,22 +251,27 @@ class Session:
         self._requests, self._waiting = requests, list(requests)
         self._max_steps = max_steps
         self._step = 0
+        self._ended: int | None = None  # the step before which all were aborted
         self._tasks: dict[str, asyncio.Task[Any]] = {}
 
     def run(self) -> bool:
-        """Until all are answered, or `max_steps` are over -> whether all are."""
+        """Until all are answered, one is declined, or `max_steps` are over -> whether all are answered."""
         scheduler = self._parts.scheduler
         scheduler.gracefully_exit = False
         self._parts.inbox.between = self._between
         scheduler.run_event_loop()
-        idle = not self._waiting and self._step <= self._max_steps
-        for task in self._tasks.values():
-            error = task.exception() if task.done() else None
+        return self._ended is None
+
+    def raise_declined(self) -> None:
+        """What became of a request that has no answer."""
+        for name, error in self._errors():
             if isinstance(error, ValueError):
-                raise Refused(str(error)) from error
-            if error is not None:
-                raise error
-        return idle
+                raise Refused(f"request {name!r}: {error}") from error
+            raise error
+
+    def _errors(self) -> list[tuple[str, BaseException]]:
+        ended = [(name, task.exception()) for name, task in self._tasks.items() if task.done()]
+        return [(name, error) for name, error in ended if error is not None]
 
     def answers(self, request_id: str) -> list[dict[str, Any]]:
         """One per sample; none when the request was not finished."""
@@ -277,7 +284,7 @@ class Session:
         """Before a step: bring answers home, then what is due."""
         self._settle()
         tokenizer = self._engine.tokenizer_manager
-        if self._step < self._max_steps:
+        if self._ended is None:
             for request in [one for one in self._waiting if one["arrival_step"] <= self._step]:
                 self._waiting.remove(request)
                 self._tasks[request["id"]] = self._engine.loop.create_task(
@@ -287,13 +294,13 @@ class Session:
             for request in self._requests:
                 if request["abort_step"] == self._step and request["id"] in self._tasks:
                     tokenizer.abort_request(request["id"])
-        elif self._step == self._max_steps:
-            tokenizer.abort_request(abort_all=True)
-        elif self._step > self._max_steps + PATIENCE:
+        elif self._step > self._ended + PATIENCE:
             raise RuntimeError(f"requests that were aborted are still there after {PATIENCE} steps")
         self._settle()
-        if self._over and (self._step >= self._max_steps or not self._waiting):
-            self._parts.scheduler.gracefully_exit = True
+        if self._ended is None and (self._errors() or self._step >= self._max_steps):
+            self._ended, self._waiting = self._step, []
+            tokenizer.abort_request(abort_all=True)
+        self._parts.scheduler.gracefully_exit = self._over
         self._step += 1
 
     def _logprobs(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +314,8 @@ class Session:
 
     @property
     def _over(self) -> bool:
-        return all(task.done() for task in self._tasks.values()) and self._parts.scheduler.is_fully_idle()
+        answered = not self._waiting and all(task.done() for task in self._tasks.values())
+        return answered and self._parts.scheduler.is_fully_idle()
 
     def _settle(self) -> None:
         """Let the tokenizer and the requests' tasks do what they can without a new message."""
