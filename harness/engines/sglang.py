@@ -48,8 +48,12 @@ FEATURES = frozenset(
         "overlap",
     }
 )
-PAGE = 1
-"""Tokens of a page where none is asked for."""
+ALTERING = ("presence_penalty", "frequency_penalty", "logit_bias", "min_new_tokens", "json_schema", "regex")
+"""What acts on logits before SGLang takes logprobs of them."""
+PAGE = 16
+"""Tokens of a page where none is asked for. SGLang drafts trees with pages of one token only."""
+SLACK = 64
+"""Tokens of room that a request may take behind the context length, for its drafts."""
 RUNTIME = (
     *("orjson", "psutil", "pybase64", "requests", "pillow", "starlette", "msgspec", "pyzmq", "ipython", "aiohttp"),
     *("uvloop", "dill", "partial_json_parser", "uvicorn", "fastapi", "setproctitle", "einops", "gguf", "ninja"),
@@ -98,6 +102,7 @@ class SglangDialect:
     """What SGLang claims, and its words."""
 
     def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
+        del setup
         return Capabilities(
             engine="sglang",
             version=version,
@@ -111,8 +116,9 @@ class SglangDialect:
         """Arguments of `sglang.Engine`."""
         del version
         _refuse(setup)
-        page_size = setup.page_size or PAGE
-        room = setup.num_pages * page_size or setup.max_running * (setup.context_length + 64)
+        tree = setup.drafter is not None and setup.drafter.topk > 1
+        page_size = setup.page_size or (1 if tree else PAGE)
+        room = setup.num_pages * (setup.page_size or PAGE) or setup.max_running * (setup.context_length + SLACK)
         words: dict[str, Any] = {
             "model_path": str(setup.target),
             "dtype": setup.dtype,
@@ -158,6 +164,7 @@ class SglangDialect:
                 "input_ids": list(request.prompt_token_ids),
                 "sampling_params": _sampling(request),
                 "return_hidden_states": request.return_hidden_states,
+                "stream": sampling.regex is not None or sampling.json_schema is not None,
             },
         }
 
@@ -169,6 +176,13 @@ def _refuse(setup: EngineSetup) -> None:
         ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
         ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
         ("dtype", setup.dtype == "float64" and setup.dtype, "SGLang has no float64; use float32"),
+        ("num_pages", setup.num_pages < 0 and setup.num_pages, "must be 0 (enough) or positive"),
+        (
+            "chunk_size",
+            setup.chunk_size < 1 and str(setup.chunk_size),
+            "must be positive; SGLang takes it for no limit",
+        ),
+        ("page_size", setup.page_size is not None and setup.page_size < 1 and "0", "must be None or positive"),
         ("device", setup.device != "cpu" and setup.device, "this adapter drives its CPU build; set it to cpu"),
     ):
         if wanted:
@@ -208,6 +222,11 @@ def _sampling(request: Request) -> Words:
     ):
         if wanted:
             raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
+    if sampling.logprobs is not None and (altering := [name for name in ALTERING if getattr(sampling, name)]):
+        raise Refused(
+            f"request {request.request_id!r}: logprobs={sampling.logprobs}: SGLang's are not of the raw distribution, "
+            f"but of what {', '.join(altering)} made of it"
+        )
     bias: dict[str, float] = {}
     for token_id, value in sampling.logit_bias:
         bias[str(token_id)] = bias.get(str(token_id), 0.0) + value

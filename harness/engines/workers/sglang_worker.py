@@ -1,8 +1,9 @@
 """SGLang behind the wire: its `Engine`, with scheduler and detokenizer in this process instead of two of their own, so
 that it starts fast and can be stepped.
 
-Nothing of SGLang is changed. What its parts send each other goes through queues in the place of sockets. The scheduler's own event loop runs; it asks its queue for requests once in each step, and what is due between
-two steps is done then. A probe around the method that reads a verification's result notes what was accepted.
+Nothing of SGLang is changed. What its parts send each other goes through queues in the place of sockets. The
+scheduler's own event loop runs; it asks its queue for requests once in each step, and what is due between two steps is
+done then. A probe around the method that reads a verification's result notes what was accepted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "sgl_kernel_cpu")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "sgl_kernel_cpu"))
 
 from wire import Refused, Tensors, serve
 
@@ -69,7 +70,7 @@ class Served:
         get_platform()._install(has_amx=True)
         try:
             self.engine, self.parts = _started(words)
-        except (ValueError, NotImplementedError, AssertionError) as error:
+        except (ValueError, NotImplementedError, AssertionError, OSError) as error:
             traceback.print_exc()
             raise Refused(f"{type(error).__name__}: {error}") from error
         self.steps = Steps(self.parts.scheduler)
@@ -222,7 +223,7 @@ def _started(words: dict[str, Any]) -> tuple[Any, Parts]:
 
     made: list[Parts] = []
 
-    class InProcess(Engine):
+    class InProcess(Engine):  # type: ignore[misc]
         @classmethod
         def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *_: Any, **__: Any) -> Any:
             infos: list[Any] = []
@@ -287,9 +288,7 @@ class Session:
         if self._ended is None:
             for request in [one for one in self._waiting if one["arrival_step"] <= self._step]:
                 self._waiting.remove(request)
-                self._tasks[request["id"]] = self._engine.loop.create_task(
-                    self._engine.async_generate(rid=request["id"], **request["generate"], **self._logprobs(request))
-                )
+                self._tasks[request["id"]] = self._engine.loop.create_task(self._answer(request))
             self._settle()
             for request in self._requests:
                 if request["abort_step"] == self._step and request["id"] in self._tasks:
@@ -302,6 +301,18 @@ class Session:
             tokenizer.abort_request(abort_all=True)
         self._parts.scheduler.gracefully_exit = self._over
         self._step += 1
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        """One answer, or one per sample. Only a streamed one has the tokens that came before SGLang itself gave up; its
+        last chunk is the whole."""
+        words = {**request["generate"], **self._logprobs(request)}
+        answer = await self._engine.async_generate(rid=request["id"], **words)
+        if words["stream"]:
+            last: dict[int, Any] = {}
+            async for chunk in answer:
+                last[chunk.get("index", 0)] = chunk
+            return [last[index] for index in sorted(last)]
+        return answer
 
     def _logprobs(self, request: dict[str, Any]) -> dict[str, Any]:
         asked = [num for num in (request["logprobs"], request["prompt_logprobs"]) if num is not None]

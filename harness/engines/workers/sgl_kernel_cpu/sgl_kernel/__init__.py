@@ -23,8 +23,8 @@ from sgl_kernel.tokens import fill_bonus_tokens_cpu, rotate_input_ids_cpu
 from sgl_kernel.tree import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
 
 # SGLang looks for these two among the operators, not in the module.
-torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
-torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
+for operator in (decode_attention_cpu, extend_attention_cpu):
+    setattr(torch.ops.sgl_kernel, operator.__name__, operator)
 
 __all__ = [
     "assign_draft_cache_locs_contiguous_cpu",
