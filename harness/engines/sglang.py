@@ -5,6 +5,7 @@ say so itself, and its error is the refusal. Semantics, read off SGLang 0.5.23 a
 
 - `chunk_size` is `chunked_prefill_size`: the most that all requests together prefill in a step.
 - `top_p` acts on the whole distribution, not on what `top_k` has left.
+- Logprobs are taken before the temperature acts, and after penalties, biases, `min_new_tokens` and grammars did.
 - Drafts are cut neither at `max_new_tokens` nor at the context length.
 """
 
@@ -48,8 +49,6 @@ FEATURES = frozenset(
         "overlap",
     }
 )
-ALTERING = ("presence_penalty", "frequency_penalty", "logit_bias", "min_new_tokens", "json_schema", "regex")
-"""What acts on logits before SGLang takes logprobs of them."""
 PAGE = 16
 """Tokens of a page where none is asked for. SGLang drafts trees with pages of one token only."""
 SLACK = 64
@@ -118,7 +117,9 @@ class SglangDialect:
         _refuse(setup)
         tree = setup.drafter is not None and setup.drafter.topk > 1
         page_size = setup.page_size or (1 if tree else PAGE)
-        room = setup.num_pages * (setup.page_size or PAGE) or setup.max_running * (setup.context_length + SLACK)
+        enough = setup.max_running * (setup.context_length + SLACK)
+        # It keeps one page back from every request.
+        room = (setup.num_pages + 1) * (setup.page_size or PAGE) if setup.num_pages else enough
         words: dict[str, Any] = {
             "model_path": str(setup.target),
             "dtype": setup.dtype,
@@ -222,11 +223,6 @@ def _sampling(request: Request) -> Words:
     ):
         if wanted:
             raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
-    if sampling.logprobs is not None and (altering := [name for name in ALTERING if getattr(sampling, name)]):
-        raise Refused(
-            f"request {request.request_id!r}: logprobs={sampling.logprobs}: SGLang's are not of the raw distribution, "
-            f"but of what {', '.join(altering)} made of it"
-        )
     bias: dict[str, float] = {}
     for token_id, value in sampling.logit_bias:
         bias[str(token_id)] = bias.get(str(token_id), 0.0) + value

@@ -10,8 +10,8 @@ Results go into tensors that the caller made, unless a docstring says otherwise.
 
 import torch
 
-from sgl_kernel.attention import decode_attention_cpu, extend_attention_cpu
-from sgl_kernel.slots import (
+from .attention import decode_attention_cpu, extend_attention_cpu
+from .slots import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
     assign_req_to_token_pool_cpu,
@@ -19,8 +19,8 @@ from sgl_kernel.slots import (
     copy_all_layer_kv_cache_cpu,
     fill_accept_out_cache_loc_cpu,
 )
-from sgl_kernel.tokens import fill_bonus_tokens_cpu, rotate_input_ids_cpu
-from sgl_kernel.tree import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
+from .tokens import fill_bonus_tokens_cpu, rotate_input_ids_cpu
+from .tree import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
 
 # SGLang looks for these two among the operators, not in the module.
 for operator in (decode_attention_cpu, extend_attention_cpu):
