@@ -50,7 +50,7 @@ FEATURES = frozenset(
     }
 )
 PAGE = 16
-"""Tokens of a page where none is asked for. SGLang drafts trees with pages of one token only."""
+"""Tokens of a page where none is asked for. With drafts it must be one on a CPU: `get_last_loc` has no other kernel."""
 SLACK = 64
 """Tokens of room that a request may take behind the context length, for its drafts."""
 RUNTIME = (
@@ -101,12 +101,12 @@ class SglangDialect:
     """What SGLang claims, and its words."""
 
     def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
-        del setup
+        pages = {"page_size"} if setup.drafter is None else set()
         return Capabilities(
             engine="sglang",
             version=version,
             drafters=ALGORITHMS,
-            features=FEATURES,
+            features=FEATURES | pages,
             ignore_eos="emit",
             processor_order=("penalties", "logit_bias", "temperature", "top_p", "top_k", "min_p"),
         )
@@ -115,8 +115,7 @@ class SglangDialect:
         """Arguments of `sglang.Engine`."""
         del version
         _refuse(setup)
-        tree = setup.drafter is not None and setup.drafter.topk > 1
-        page_size = setup.page_size or (1 if tree else PAGE)
+        page_size = 1 if setup.drafter is not None else setup.page_size or PAGE
         enough = setup.max_running * (setup.context_length + SLACK)
         # It keeps one page back from every request.
         room = (setup.num_pages + 1) * (setup.page_size or PAGE) if setup.num_pages else enough
@@ -193,6 +192,11 @@ def _refuse(setup: EngineSetup) -> None:
         return
     if drafter.method not in ALGORITHMS:
         raise Refused(f"drafter.method={drafter.method!r}: SGLang is driven with {', '.join(sorted(ALGORITHMS))}")
+    if setup.page_size not in (None, 1):
+        raise Refused(
+            f"page_size={setup.page_size}: with drafts SGLang looks into pages of more than one token with a Triton kernel "
+            "(get_last_loc), for which a CPU has no driver; set it to 1"
+        )
     if drafter.draft_sample_method != "greedy":
         raise Refused(
             f"drafter.draft_sample_method={drafter.draft_sample_method!r}: SGLang drafts greedily; set it to greedy"

@@ -103,12 +103,13 @@ def test_drafters() -> None:
 
 
 def test_pages() -> None:
-    tree = DrafterSetup(method="EAGLE", model=Path("eagle"), num_steps=3, topk=2, num_draft_tokens=7)
-    assert (words()["page_size"], words(drafter=tree)["page_size"]) == (16, 1)
-    assert words(drafter=tree, page_size=4)["page_size"] == 4  # and SGLang declines it
+    assert (words()["page_size"], words(drafter=EAGLE)["page_size"]) == (16, 1)
     small = words(page_size=4, num_pages=10)
     assert (small["page_size"], small["max_total_tokens"]) == (4, 44)
+    assert words(drafter=EAGLE, num_pages=10)["max_total_tokens"] == 176
     assert words()["max_total_tokens"] >= SETUP.max_running * SETUP.context_length
+    with pytest.raises(Refused, match="page_size"):
+        words(drafter=EAGLE, page_size=4)
 
 
 def test_equal_words_mean_equal_engines() -> None:
