@@ -194,8 +194,8 @@ def _refuse(setup: EngineSetup) -> None:
         raise Refused(f"drafter.method={drafter.method!r}: SGLang is driven with {', '.join(sorted(ALGORITHMS))}")
     if setup.page_size not in (None, 1):
         raise Refused(
-            f"page_size={setup.page_size}: with drafts SGLang looks into pages of more than one token with a Triton kernel "
-            "(get_last_loc), for which a CPU has no driver; set it to 1"
+            f"page_size={setup.page_size}: with drafts SGLang looks into pages of more than one token with a Triton "
+            "kernel (get_last_loc), for which a CPU has no driver; set it to 1"
         )
     if drafter.draft_sample_method != "greedy":
         raise Refused(
