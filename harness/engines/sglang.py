@@ -46,13 +46,18 @@ FEATURES = frozenset(
         "chunk_size",
         "prefix_cache",
         "num_pages",
-        "overlap",
     }
 )
+WITHOUT_DRAFTS = frozenset({"page_size", "overlap"})
+"""Claimed without a drafter only, on a CPU."""
 PAGE = 16
 """Tokens of a page where none is asked for. With drafts it must be one on a CPU: `get_last_loc` has no other kernel."""
 SLACK = 64
 """Tokens of room that a request may take behind the context length, for its drafts."""
+NO_SIZE = 64
+"""Requests that run together where no smaller number is asked for: one engine then serves many set-ups."""
+ROOM = 6
+"""Engines that are kept: their weights and pools are small, and what they import they share."""
 RUNTIME = (
     *("orjson", "psutil", "pybase64", "requests", "pillow", "starlette", "msgspec", "pyzmq", "ipython", "aiohttp"),
     *("uvloop", "dill", "partial_json_parser", "uvicorn", "fastapi", "setproctitle", "einops", "gguf", "ninja"),
@@ -94,19 +99,20 @@ class SglangFactory(IsolatedFactory):
 
     def __init__(self, where: str = "") -> None:
         python = RECIPE.python(where)
-        super().__init__("sglang", SglangDialect(), python, WORKERS / "sglang_worker.py", environment=RECIPE.variables)
+        script, beside = WORKERS / "sglang_worker.py", (WORKERS / "sgl_kernel_cpu",)
+        dialect, environment = SglangDialect(), RECIPE.variables
+        super().__init__("sglang", dialect, python, script, environment=environment, room=ROOM, beside=beside)
 
 
 class SglangDialect:
     """What SGLang claims, and its words."""
 
     def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
-        pages = {"page_size"} if setup.drafter is None else set()
         return Capabilities(
             engine="sglang",
             version=version,
             drafters=ALGORITHMS,
-            features=FEATURES | pages,
+            features=FEATURES | (WITHOUT_DRAFTS if setup.drafter is None else set()),
             ignore_eos="emit",
             processor_order=("penalties", "logit_bias", "temperature", "top_p", "top_k", "min_p"),
         )
@@ -116,7 +122,8 @@ class SglangDialect:
         del version
         _refuse(setup)
         page_size = 1 if setup.drafter is not None else setup.page_size or PAGE
-        enough = setup.max_running * (setup.context_length + SLACK)
+        most = setup.max_running if setup.max_running < 8 else max(setup.max_running, NO_SIZE)
+        enough = most * (setup.context_length + SLACK)
         # It keeps one page back from every request.
         room = (setup.num_pages + 1) * (setup.page_size or PAGE) if setup.num_pages else enough
         words: dict[str, Any] = {
@@ -124,7 +131,7 @@ class SglangDialect:
             "dtype": setup.dtype,
             "device": "cpu",
             "context_length": setup.context_length,
-            "max_running_requests": setup.max_running,
+            "max_running_requests": most,
             "max_total_tokens": room,
             "chunked_prefill_size": setup.chunk_size,
             "page_size": page_size,
@@ -192,6 +199,8 @@ def _refuse(setup: EngineSetup) -> None:
         return
     if drafter.method not in ALGORITHMS:
         raise Refused(f"drafter.method={drafter.method!r}: SGLang is driven with {', '.join(sorted(ALGORITHMS))}")
+    if setup.overlap:
+        raise Refused("overlap=True: SGLang has no overlap scheduling with drafts on a CPU; set it to False")
     if setup.page_size not in (None, 1):
         raise Refused(
             f"page_size={setup.page_size}: with drafts SGLang looks into pages of more than one token with a Triton "

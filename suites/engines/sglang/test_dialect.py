@@ -112,6 +112,21 @@ def test_pages() -> None:
         words(drafter=EAGLE, page_size=4)
 
 
+def test_what_no_cpu_has_with_drafts_is_not_claimed() -> None:
+    assert SAYS.capabilities("", SETUP).features - SAYS.capabilities("", replace(SETUP, drafter=EAGLE)).features == {
+        "overlap",
+        "page_size",
+    }
+    assert not words(overlap=True)["disable_overlap_schedule"]
+    with pytest.raises(Refused, match="overlap"):
+        words(drafter=EAGLE, overlap=True)
+
+
+def test_one_engine_serves_all_who_ask_for_room() -> None:
+    assert words(max_running=8) == words(max_running=12)
+    assert words(max_running=3)["max_running_requests"] == 3
+
+
 def test_equal_words_mean_equal_engines() -> None:
     """The prompt cache and the seed are SGLang's, poison is not."""
     assert words() == words(poison=False)
