@@ -40,6 +40,7 @@ FEATURES = frozenset(
         "json_schema",
         "regex",
         "n",
+        "greedy_n",
         "arrival_step",
         "abort_step",
         "return_hidden_states",

@@ -138,7 +138,12 @@ def test_what_it_claims() -> None:
     claims = SAYS.capabilities("0.5.23", replace(SETUP, drafter=EAGLE))
     assert claims.drafters == {"STANDALONE", "EAGLE", "EAGLE3", "NGRAM"}
     assert not claims.grey_box
-    known = {*SamplingParams.__dataclass_fields__, *Request.__dataclass_fields__, *EngineSetup.__dataclass_fields__}
+    known = {
+        "greedy_n",
+        *SamplingParams.__dataclass_fields__,
+        *Request.__dataclass_fields__,
+        *EngineSetup.__dataclass_fields__,
+    }
     assert claims.features <= known
 
 
