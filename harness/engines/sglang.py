@@ -115,6 +115,7 @@ class SglangDialect:
             drafters=ALGORITHMS,
             features=FEATURES | (WITHOUT_DRAFTS if setup.drafter is None else set()),
             ignore_eos="emit",
+            grammar_before_logprobs=True,
             processor_order=("penalties", "logit_bias", "temperature", "top_p", "top_k", "min_p"),
         )
 
