@@ -12,6 +12,7 @@ say so itself, and its error is the refusal. Semantics, read off SGLang 0.5.23 a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
@@ -123,11 +124,12 @@ class SglangDialect:
         """Arguments of `sglang.Engine`."""
         del version
         _refuse(setup)
-        page_size = 1 if setup.drafter is not None else setup.page_size or PAGE
+        # A chunk must be of whole pages.
+        page_size = 1 if setup.drafter is not None else setup.page_size or gcd(PAGE, setup.chunk_size)
         most = setup.max_running if setup.max_running < 8 else max(setup.max_running, NO_SIZE)
         enough = most * (setup.context_length + SLACK)
         # It keeps one page back from every request.
-        room = (setup.num_pages + 1) * (setup.page_size or PAGE) if setup.num_pages else enough
+        room = setup.num_pages * (setup.page_size or PAGE) + page_size if setup.num_pages else enough
         words: dict[str, Any] = {
             "model_path": str(setup.target),
             "dtype": setup.dtype,

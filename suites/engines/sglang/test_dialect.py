@@ -106,7 +106,8 @@ def test_pages() -> None:
     assert (words()["page_size"], words(drafter=EAGLE)["page_size"]) == (16, 1)
     small = words(page_size=4, num_pages=10)
     assert (small["page_size"], small["max_total_tokens"]) == (4, 44)
-    assert words(drafter=EAGLE, num_pages=10)["max_total_tokens"] == 176
+    assert words(drafter=EAGLE, num_pages=10)["max_total_tokens"] == 161
+    assert (words(chunk_size=12)["page_size"], words(chunk_size=5)["page_size"]) == (4, 1)
     assert words()["max_total_tokens"] >= SETUP.max_running * SETUP.context_length
     with pytest.raises(Refused, match="page_size"):
         words(drafter=EAGLE, page_size=4)
