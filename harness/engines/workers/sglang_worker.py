@@ -12,6 +12,7 @@ import asyncio
 import copy
 import dataclasses
 import gc
+import signal
 import sys
 import traceback
 from collections import deque
@@ -241,6 +242,9 @@ def _started(words: dict[str, Any]) -> tuple[Any, Parts]:
 
     engine = InProcess(**words)
     made[0].join(engine.tokenizer_manager)
+    engine.loop.run_until_complete(_listening(engine.tokenizer_manager))
+    for number in (signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # its own handlers wait for the event loop: nobody could end this process
     return engine, made[0]
 
 
@@ -332,6 +336,10 @@ class Session:
         """Let the tokenizer and the requests' tasks do what they can without a new message."""
         self._parts.detokenize()
         self._engine.loop.run_until_complete(_ticks())
+
+
+async def _listening(tokenizer: Any) -> None:
+    tokenizer.auto_create_handle_loop()
 
 
 async def _ticks() -> None:
