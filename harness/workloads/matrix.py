@@ -26,6 +26,11 @@ def row(lane: Lane, features: Iterable[Feature] = tuple(FEATURES.values())) -> M
     """The cells of a lane by feature. Features of one set-up share an engine: what was asked of it before must not
     matter."""
     cells: dict[str, Cell] = {}
+    try:
+        lane.knock()
+    except Refused as refusal:
+        # Without the drafter there is nothing that it could be asked for.
+        return {feature.name: Cell("refused", str(refusal)) for feature in features}
     for setup, group in groupby(features, lambda feature: {"family": feature.family, **feature.setup}):
         members = list(group)
         try:

@@ -93,6 +93,7 @@ def _given_up(engine: Engine, requests: list[Request]) -> bool:
 @pytest.mark.invariant("CONF-1")
 @pytest.mark.parametrize("field", BAD_SETUPS)
 def test_bad_setup_is_declined(lane: Lane, field: str) -> None:
+    lane.knock()
     if not lane.capabilities.grey_box and field not in lane.capabilities.features:
         raise Refused(f"{field}: engine={lane.engine} does not claim to have it")
     setup = replace(lane.setup(), **{field: BAD_SETUPS[field]})

@@ -77,9 +77,9 @@ class IsolatedFactory:
 
     def start(self, setup: EngineSetup) -> Engine:
         """Raises `Refused` for what the engine declines, `EngineFailure` when it does not come up."""
+        words = self.dialect.start(self.version, setup)
         if setup.drafter is not None and setup.drafter.script is not None:
             raise Refused("script: a scripted drafter cannot be sent to another process")
-        words = self.dialect.start(self.version, setup)
         key = msgspec.json.encode(words, order="deterministic").decode()
         if key in self._refused:
             raise Refused(self._refused[key])
