@@ -378,8 +378,9 @@ class Steps:
 
 def _rows(meta: dict[str, Any], side: str, num_top: int | None) -> list[Any] | None:
     """SGLang lists [logprob, token, text] per position, and gives no rank: it is counted in the logprobs of the whole
-    vocabulary, which were asked for too. The first prompt token has no row."""
-    if num_top is None:
+    vocabulary, which were asked for too. The first prompt token has no row. Who was aborted in the queue has no prompt
+    rows at all."""
+    if num_top is None or (side == "input" and not meta[f"{side}_token_logprobs"]):
         return None
     told: list[Any] = []
     whole = meta[f"{side}_token_ids_logprobs"]
