@@ -32,7 +32,7 @@ DEADLINES = {"fast": 60.0, "full": 1800.0}
 """Seconds in which a conformance test must be done, by tier."""
 
 SLOWER = 5
-"""How many times as long any other engine than ours may take."""
+"""How many times as long an engine in a process of its own may take."""
 
 JUDGES_REFUSALS = {"CONF-1"}
 """Its tests judge whether an engine may decline a drafter. CONF-2 is not among them: where the drafter is declined
@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="fail tests that hang; 0: wait (default: 60, in the full tier 1800; five times that for other engines)",
+        help="fail tests that hang; 0: wait (default: 60, in the full tier 1800; five times that for engines in processes of their own)",
     )
 
 
@@ -112,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     deadline = config.getoption("--deadline")
     if deadline is None:
-        times = 1 if config.getoption("--engine") == "reference" else SLOWER
+        times = SLOWER if _isolated(config) else 1
         deadline = times * DEADLINES[config.getoption("--tier")]
     config.pluginmanager.register(Deadline(deadline), "draftproof-deadline")
 
