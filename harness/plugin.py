@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="fail tests that hang; 0: wait (default: 60, in the full tier 1800; five times that for engines in processes of their own)",
+        help="fail tests that hang; 0: wait (default: 60, full tier 1800; 5 times that for an engine elsewhere)",
     )
 
 
