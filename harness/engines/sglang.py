@@ -58,6 +58,8 @@ SLACK = 64
 """Tokens of room that a request may take behind the context length, for its drafts."""
 NO_SIZE = 64
 """Requests that run together where no smaller number is asked for: one engine then serves many set-ups."""
+NODES = 100_000
+"""Nodes of the trie of NGRAM, whose default of ten million takes gigabytes."""
 ROOM = 6
 """Engines that are kept: their weights and pools are small, and what they import they share."""
 RUNTIME = (
@@ -222,7 +224,7 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
         "speculative_num_draft_tokens": drafter.num_draft_tokens,
     }
     if drafter.method == "NGRAM":
-        return words
+        return words | {"speculative_ngram_capacity": NODES}
     words |= {"speculative_num_steps": drafter.num_steps, "speculative_eagle_topk": drafter.topk}
     if drafter.model is not None:
         words["speculative_draft_model_path"] = str(drafter.model)
