@@ -103,7 +103,7 @@ class SglangFactory(IsolatedFactory):
 
     def __init__(self, where: str = "") -> None:
         python = RECIPE.python(where)
-        script, beside = WORKERS / "sglang_worker.py", (WORKERS / "sgl_kernel_cpu",)
+        script, beside = WORKERS / "sglang_worker.py", (WORKERS / "sgl_kernel_cpu", WORKERS / "sglang_queues.py")
         dialect, environment = SglangDialect(), RECIPE.variables
         super().__init__("sglang", dialect, python, script, environment=environment, room=ROOM, beside=beside)
 
