@@ -58,6 +58,8 @@ SLACK = 64
 """Tokens of room that a request may take behind the context length, for its drafts."""
 NO_SIZE = 64
 """Requests that run together where no smaller number is asked for: one engine then serves many set-ups."""
+NODES = 100_000
+"""Nodes of the trie of NGRAM, whose default of ten million takes gigabytes."""
 ROOM = 6
 """Engines that are kept: their weights and pools are small, and what they import they share."""
 RUNTIME = (
@@ -101,7 +103,7 @@ class SglangFactory(IsolatedFactory):
 
     def __init__(self, where: str = "") -> None:
         python = RECIPE.python(where)
-        script, beside = WORKERS / "sglang_worker.py", (WORKERS / "sgl_kernel_cpu",)
+        script, beside = WORKERS / "sglang_worker.py", (WORKERS / "sgl_kernel_cpu", WORKERS / "sglang_queues.py")
         dialect, environment = SglangDialect(), RECIPE.variables
         super().__init__("sglang", dialect, python, script, environment=environment, room=ROOM, beside=beside)
 
@@ -222,7 +224,7 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
         "speculative_num_draft_tokens": drafter.num_draft_tokens,
     }
     if drafter.method == "NGRAM":
-        return words
+        return words | {"speculative_ngram_capacity": NODES}
     words |= {"speculative_num_steps": drafter.num_steps, "speculative_eagle_topk": drafter.topk}
     if drafter.model is not None:
         words["speculative_draft_model_path"] = str(drafter.model)
