@@ -159,7 +159,8 @@ def install(recipe: Recipe, version: str, say: Callable[[str], None], python: st
 
 def _stamp(recipe: Recipe, version: str) -> dict[str, str]:
     """By what an environment is known to be whole, and made by this recipe."""
-    return {"engine": recipe.engine, "version": version, "steps": str(recipe.steps(version))}
+    made = {"engine": recipe.engine, "version": version, "steps": str(recipe.steps(version))}
+    return made | {"imports": " ".join(recipe.imports)}
 
 
 def _arguments(step: Step, python: Path) -> list[str]:
