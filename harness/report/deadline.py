@@ -9,7 +9,6 @@ from types import FrameType
 
 import pytest
 
-
 AGAIN = 5.0
 """Seconds to the next attempt: where Python ignores exceptions, as in a finalizer, one is lost."""
 
