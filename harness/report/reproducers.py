@@ -187,6 +187,9 @@ COMPARE = frozenset({"EQUAL-2", "FINISH-1", "FINISH-2", "LAW-3", "SCHED-1", "SCH
 
 
 def _breaks(lane: Lane, family: str, broken: frozenset[str], run: Run, baseline: Run | None) -> bool:
+    # Against a run without speculation only greedy requests can be held.
+    if not any(request.sampling.greedy for request in run.requests):
+        baseline = None
     found = of_a_recording(run, baseline, lane, family)
     found += [] if baseline is None else finish_1(run, baseline)
     wanted = broken | ({"EQUAL-1", "FINISH-1"} if broken & COMPARE else set())
