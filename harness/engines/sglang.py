@@ -18,6 +18,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
 from harness.engines.environments import TORCH, Pip, Recipe, Step
 from harness.engines.isolated import IsolatedFactory, Words
+from harness.engines.isolated.base import refuse_setup, summed_bias
 from harness.engines.isolated.engine import WORKERS
 
 ALGORITHMS = frozenset({"STANDALONE", "EAGLE", "EAGLE3", "NGRAM"})
@@ -183,12 +184,10 @@ class SglangDialect:
 
 
 def _refuse(setup: EngineSetup) -> None:
-    """Raises `Refused` for what SGLang has no word for. `poison` is none: it is the reference engine's own."""
-    for name, wanted, reason in (
-        ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
-        ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
-        ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
-        ("dtype", setup.dtype == "float64" and setup.dtype, "SGLang has no float64; use float32"),
+    """Raises `Refused` for what SGLang has no word for."""
+    refuse_setup(
+        setup,
+        "SGLang",
         ("num_pages", setup.num_pages < 0 and setup.num_pages, "must be 0 (enough) or positive"),
         (
             "chunk_size",
@@ -197,9 +196,7 @@ def _refuse(setup: EngineSetup) -> None:
         ),
         ("page_size", setup.page_size is not None and setup.page_size < 1 and "0", "must be None or positive"),
         ("device", setup.device != "cpu" and setup.device, "this adapter drives its CPU build; set it to cpu"),
-    ):
-        if wanted:
-            raise Refused(f"{name}={wanted!r}: {reason}")
+    )
     drafter = setup.drafter
     if drafter is None:
         return
@@ -232,7 +229,7 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
 
 
 def _sampling(request: Request) -> Words:
-    """Fields of SGLang's `SamplingParams`. Of a token with two biases the sum counts."""
+    """Fields of SGLang's `SamplingParams`."""
     sampling = request.sampling
     for name, wanted, reason in (
         ("seed", sampling.seed is not None, "heeded with deterministic inference only, which a CPU has not"),
@@ -242,9 +239,7 @@ def _sampling(request: Request) -> Words:
     ):
         if wanted:
             raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
-    bias: dict[str, float] = {}
-    for token_id, value in sampling.logit_bias:
-        bias[str(token_id)] = bias.get(str(token_id), 0.0) + value
+    bias = {str(token_id): value for token_id, value in summed_bias(sampling).items()}
     return {
         "n": sampling.n,
         "temperature": sampling.temperature,

@@ -17,6 +17,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
 from harness.engines.environments import TORCH, Pip, Recipe, RequirementsOf, Step
 from harness.engines.isolated import IsolatedFactory, Words
+from harness.engines.isolated.base import refuse_setup, summed_bias
 from harness.engines.isolated.engine import WORKERS
 
 METHODS = {
@@ -197,15 +198,8 @@ def _enough_pages(setup: EngineSetup, requests: int) -> int:
 
 
 def _refuse(setup: EngineSetup) -> None:
-    """Raises `Refused` for what vLLM has no word for. `poison` is none: it is the reference engine's own."""
-    for name, wanted, reason in (
-        ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
-        ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
-        ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
-        ("dtype", setup.dtype == "float64" and setup.dtype, "vLLM has no float64; use float32"),
-    ):
-        if wanted:
-            raise Refused(f"{name}={wanted!r}: {reason}")
+    """Raises `Refused` for what vLLM has no word for."""
+    refuse_setup(setup, "vLLM")
     # vLLM takes 0 or less for "no limit" in some of these.
     for name, least in (("chunk_size", 1), ("max_running", 1), ("context_length", 1), ("num_pages", 0)):
         if getattr(setup, name) < least:
@@ -233,12 +227,8 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
 
 
 def _sampling(request: Request) -> Words:
-    """Fields of `vllm.SamplingParams`, and three that the worker makes such fields of. Of a token with two biases the
-    sum counts."""
+    """Fields of `vllm.SamplingParams`, and three that the worker makes such fields of."""
     sampling = request.sampling
-    bias: dict[int, float] = {}
-    for token_id, value in sampling.logit_bias:
-        bias[token_id] = bias.get(token_id, 0.0) + value
     grammar = {"json": sampling.json_schema, "regex": sampling.regex}
     return {
         "n": sampling.n,
@@ -257,7 +247,7 @@ def _sampling(request: Request) -> Words:
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "bias": list(bias.items()),
+        "bias": list(summed_bias(sampling).items()),
         "bad_word_ids": [list(word) for word in sampling.bad_words],
         "allowed_token_ids": list(sampling.allowed_token_ids) or None,
         "grammar": {name: value for name, value in grammar.items() if value is not None},

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from harness.contract import Capabilities, EngineSetup, Request
+from harness.contract import Capabilities, EngineSetup, Refused, Request, SamplingParams
 
 Words = dict[str, Any]
 """Plain JSON values, as the worker of that engine wants them."""
+
+
+def refuse_setup(setup: EngineSetup, engine: str, *more: tuple[str, object, str]) -> None:
+    """Raises `Refused` for the set-up fields that no engine of this kind has a word for, and for (name, value, reason)
+    of `more`; a value that is not asked for is false. `poison` is refused by none: it is the reference engine's own."""
+    for name, wanted, reason in (
+        ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
+        ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
+        ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
+        ("dtype", setup.dtype == "float64" and setup.dtype, f"{engine} has no float64; use float32"),
+        *more,
+    ):
+        if wanted:
+            raise Refused(f"{name}={wanted!r}: {reason}")
+
+
+def summed_bias(sampling: SamplingParams) -> dict[int, float]:
+    """`logit_bias` by token: of one with two biases the sum counts."""
+    bias: dict[int, float] = {}
+    for token_id, value in sampling.logit_bias:
+        bias[token_id] = bias.get(token_id, 0.0) + value
+    return bias
 
 
 class Dialect(Protocol):

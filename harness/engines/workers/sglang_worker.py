@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import signal
 import sys
 import traceback
@@ -59,8 +58,6 @@ class Served:
         sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
         for name in ("sgl_kernel", *MODULES):
             import_module(name)
-        gc.collect()
-        gc.freeze()  # a start collects garbage; it need not look at what was there before
 
     def start(self, words: dict[str, Any]) -> dict[str, Any]:
         from sglang.srt.runtime_context import get_platform
