@@ -82,11 +82,16 @@ def _named(engines: list[str], python: Path | None) -> list[str]:
     return [f"{engines[0]}@{python.absolute()}"]
 
 
+def _asked(engine: str, arguments: list[str], out: Path) -> list[str]:
+    """What pytest is told to run one engine, with its files in `out`."""
+    files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
+    return [*arguments, "--engine", engine, *files]
+
+
 def _run_one(engine: str, arguments: list[str], out: Path) -> int:
     import pytest
 
-    files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
-    return int(pytest.main([*arguments, "--engine", engine, *files]))
+    return int(pytest.main(_asked(engine, arguments, out)))
 
 
 def _unexplained(engines: list[str], out: Path) -> int:
@@ -96,10 +101,10 @@ def _unexplained(engines: list[str], out: Path) -> int:
     from harness.engines import version_of
     from harness.report.findings import objections, read
 
-    cells, found = json.loads((out / "scorecard.json").read_text(encoding="utf-8")), []
+    cells, known, found = json.loads((out / "scorecard.json").read_text(encoding="utf-8")), read(), []
     for engine in engines:
         mine = [cell for cell in cells if cell["engine"] == engine]
-        found += objections(mine, read(), engine.partition("@")[0], version_of(engine))
+        found += objections(mine, known, engine.partition("@")[0], version_of(engine))
     for line in found or ["every red cell is explained in docs/findings.md"]:
         typer.echo(line)
     return int(bool(found))
@@ -114,8 +119,7 @@ def _run_all(engines: list[str], arguments: list[str], out: Path) -> int:
         folder = out / engine.replace("/", "_").replace(":", "_")
         cards[engine] = folder / "scorecard.json"
         cards[engine].unlink(missing_ok=True)
-        files = ["--scorecard", str(cards[engine]), f"--junitxml={folder / 'junit.xml'}"]
-        command = [sys.executable, "-m", "pytest", *arguments, "--engine", engine, *files]
+        command = [sys.executable, "-m", "pytest", *_asked(engine, arguments, folder)]
         codes.append(subprocess.run(command, check=False).returncode)
     typer.echo(differences(merged(cards, out / "scorecard.json"), engines), nl=False)
     return max(codes)
