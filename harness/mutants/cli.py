@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from harness.mutants import Mutant
+    from harness.mutants.survey import Finding
 
 app = typer.Typer(help="The bug zoo: historical faults that the checks must see.", no_args_is_help=True)
 
@@ -109,11 +111,13 @@ def general(
 
     laboratory = Laboratory(workers)
     table = Table("family", "operator", "killed", "survived", "equivalent", "share of the others killed", box=None)
-    findings = []
+    findings: list[Finding] = []
     for name in family or survey.families():
-        mine = []
+        mine: list[Finding] = []
         for finding in survey.survey(laboratory, name, sample=sample, seed=seed, match=match):
             mine.append(finding)
+            if out is not None:
+                _write(out, [*findings, *mine])
             if not finding.killer and not finding.reason:
                 typer.echo(f"SURVIVED line {finding.change.line} of {finding.change.id}")
             elif finding.killer and len(mine) % 20 == 0:
@@ -124,16 +128,13 @@ def general(
             share = f"{killed / (killed + survived):.1%}" if killed + survived else ""
             table.add_row(name, operator, str(killed), str(survived), str(equivalent), share)
     Console(width=max(Console().width, 100)).print(table)
-    if out is not None:
-        told = [
-            {
-                "family": one.family,
-                "id": one.change.id,
-                "line": one.change.line,
-                "killer": one.killer,
-                "reason": one.reason,
-            }
-            for one in findings
-        ]
-        out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(any(not one.killer and not one.reason for one in findings))
+
+
+def _write(out: Path, findings: Sequence[Finding]) -> None:
+    """After each finding: a survey takes hours."""
+    told = [
+        {"family": one.family, "id": one.change.id, "line": one.change.line, "killer": one.killer, "reason": one.reason}
+        for one in findings
+    ]
+    out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -183,11 +183,12 @@ class Laboratory:
     def trials(self, orders: Mapping[str, Callable[[Path], Order]]) -> Iterator[Trial]:
         """Run them all, by label; each is told as soon as it is over."""
         with _folder() as folder:
-            waiting = deque((label, make(folder)) for label, make in orders.items())
+            waiting = deque(orders.items())
             running: list[_Running] = []
             while waiting or running:
                 while waiting and len(running) < self.workers:
-                    running.append(self._start(*waiting.popleft()))
+                    label, make = waiting.popleft()
+                    running.append(self._start(label, make(folder)))
                 self._listen(running)
                 for one in [one for one in running if one.ended or not one.process.is_alive()]:
                     running.remove(one)

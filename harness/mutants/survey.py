@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ ENGINE_STAGES = (
     Stage(tests=("suites/conformance",), lanes=("EAGLE-tree", "STANDALONE")),
 )
 """From quick to thorough: only what passes one goes to the next."""
+
+
+QUICK = 40
+"""How many of the tests that killed most are looked through for those of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +86,25 @@ def survey(
             yield Finding(family=family, change=change, killer="", reason=EQUIVALENT[change.id])
     alive = {change.id: change for change in chosen if change.id not in EQUIVALENT}
     for number in range(max(len(stages_of(family, change)) for change in chosen) if chosen else 0):
-        orders = {name: _order(change, stages_of(family, change)[number]) for name, change in alive.items()}
+        killers = Counter[str]()
+        orders = {name: _order(change, stages_of(family, change)[number], killers) for name, change in alive.items()}
         for trial in laboratory.trials(orders):
             if trial.failed:
+                killers[trial.failed] += 1
                 yield Finding(family=family, change=alive.pop(trial.mutant), killer=trial.failed)
     for change in alive.values():
         yield Finding(family=family, change=change, killer="")
 
 
-def _order(change: Change, stage: Stage) -> Callable[[Path], Order]:
+def _order(change: Change, stage: Stage, killers: Counter[str]) -> Callable[[Path], Order]:
+    """What killed others in this stage goes first."""
+
     def make(folder: Path) -> Order:
+        quick = [test for test, _ in killers.most_common(QUICK) if test.startswith(stage.tests)]
         return Order(
             sources={change.module: change.source},
             lanes=stage.lanes,
-            tests=stage.tests,
+            tests=(*quick, *stage.tests),
             folder=mkdtemp(dir=folder),
             checkpoints=str(folder / "checkpoints"),
             others=stage.others,
