@@ -27,10 +27,6 @@ class Scheduler:
         self.running: list[RequestState] = []
         self._last_kind = "decode"
 
-    @property
-    def idle(self) -> bool:
-        return not self.waiting and not self.running
-
     def schedule(self, drain: Callable[[], None]) -> Batch | None:
         """The next batch, or None. `drain` processes every launched result; it is called before a preemption, which
         must not take pages from under a launch or lose its tokens."""

@@ -114,7 +114,7 @@ class _Running:
 
     def trial(self) -> Trial:
         first: dict[str, Kill] = {}
-        for event in self.events:
+        for event in (event for event in self.events if event.kind == "test"):
             at, test, message = event.seconds, event.test, event.message
             for name in event.red:
                 first.setdefault(name, Kill(invariant=name, seconds=at, test=test, message=message))
@@ -239,11 +239,11 @@ def _read(one: _Running) -> bool:
 
 
 def _last_test(one: _Running) -> list[Event]:
-    """A process that dies in a test fails it. Which invariants it asks for only pytest knows, so: those expected."""
+    """A process that dies in a test fails it, with all that the test asks for."""
     starts = [event for event in one.events if event.kind == "start"]
     if not starts:
         return []
-    return [replace(starts[-1], kind="test", status="fail", red=one.order.first[:1], message=one.ended)]
+    return [replace(starts[-1], kind="test", status="fail", message=one.ended)]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class Stage:
 ENGINE_STAGES = (
     Stage(tests=("suites/conformance",), lanes=("EAGLE",), others=1),
     Stage(tests=("suites/reference_engine",)),
-    Stage(tests=("suites/conformance",), lanes=("EAGLE-tree", "STANDALONE")),
+    Stage(tests=("suites/conformance",), lanes=("EAGLE-tree", "STANDALONE", "MTP")),
 )
 """From quick to thorough: only what passes one goes to the next."""
 

@@ -49,8 +49,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """`kind` smoke (`message`: right, wrong, raises), start, test (`red`: the invariants that it found broken) or end.
-    `seconds` since the trial's first."""
+    """`kind` smoke (`message`: right, wrong, raises), start (`red`: the invariants that the test asks for), test (`red`:
+    those that it found broken) or end. `seconds` since the trial's first."""
 
     kind: str
     seconds: float
@@ -133,9 +133,7 @@ class Watch:
         ids = invariant_ids(item)
         if ids and self.red.issuperset(ids):
             pytest.skip("red already")
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.tell("start", test=nodeid)
+        self.tell("start", test=item.nodeid, red=ids)
 
     # Outermost: the collector makes a refusal of what an engine declined.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
