@@ -49,8 +49,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """`kind` smoke (`message`: right, wrong, raises), start (`red`: the invariants that the test asks for), test (`red`:
-    those that it found broken) or end. `seconds` since the trial's first."""
+    """`kind` smoke (`message`: right, wrong, raises), start (`red`: the invariants that the test asks for), test
+    (`red`: those that it found broken) or end. `seconds` since the trial's first."""
 
     kind: str
     seconds: float
