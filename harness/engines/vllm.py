@@ -3,8 +3,9 @@
 Requests and set-ups are put into vLLM's words here; what it does not take it is asked for all the same where it can say
 so itself, and its error is the refusal. Semantics, read off vLLM 0.32 and tested:
 
-- `chunk_size` is `long_prefill_token_threshold`: the most that one request prefills in a step. The token budget of a
-  step stays larger, since it must hold a token of every running request.
+- `chunk_size` is `long_prefill_token_threshold`: the most that one request prefills in a step. It cuts drafts just as
+  well, so it is never less than a block of them. The token budget of a step stays larger, since it must hold a token
+  of every running request.
 - Drafts are not cut at `max_new_tokens`; at the context length they are.
 - Sample i of n has the seed `seed` + i.
 """
@@ -145,7 +146,7 @@ class VllmDialect:
             "max_model_len": setup.context_length,
             "max_num_seqs": most,
             "max_num_batched_tokens": max(1024, setup.context_length),
-            "long_prefill_token_threshold": min(setup.chunk_size, setup.context_length),
+            "long_prefill_token_threshold": min(max(setup.chunk_size, 1 + _drafts(setup)), setup.context_length),
             "enable_prefix_caching": setup.prefix_cache,
             "async_scheduling": setup.overlap,
             "seed": setup.seed,
@@ -192,9 +193,12 @@ def _shown(drafter: DrafterSetup | None) -> frozenset[str]:
 
 def _enough_pages(setup: EngineSetup, requests: int) -> int:
     """For so many full requests with their drafts, and the page that vLLM keeps for itself."""
-    drafts = setup.drafter.num_draft_tokens if setup.drafter is not None else 0
     page = PAGE if setup.page_size is None else max(setup.page_size, 1)
-    return requests * (-(-(setup.context_length + drafts) // page) + 1) + 1
+    return requests * (-(-(setup.context_length + _drafts(setup)) // page) + 1) + 1
+
+
+def _drafts(setup: EngineSetup) -> int:
+    return setup.drafter.num_draft_tokens if setup.drafter is not None else 0
 
 
 def _refuse(setup: EngineSetup) -> None:
