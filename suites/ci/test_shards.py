@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -21,6 +21,8 @@ suite(seconds=3, stage="cpu", needs="cpu")
 
 Registrations = tuple[Registration, ...]
 SECONDS = st.floats(0.1, 600)
+quick = settings(max_examples=30)
+"""Spreading takes a millisecond, so the fast tier can do with more examples than one that runs engines."""
 
 
 def named(seconds: Sequence[float]) -> dict[str, float]:
@@ -43,6 +45,7 @@ def at_least(seconds: dict[str, float], count: int) -> float:
     return max(sum(falling) / count, *pigeonholes)
 
 
+@quick
 @given(st.lists(SECONDS, min_size=200, max_size=200), st.integers(1, 16))
 def test_200_suites_are_within_four_thirds_of_the_best_plan(seconds: list[float], count: int) -> None:
     suites = named(seconds)
@@ -58,7 +61,8 @@ def test_200_suites_as_uneven_as_real_ones_are_too(count: int) -> None:
     assert longest(suites, shards.spread(suites, count)) <= 4 / 3 * at_least(suites, count) + 1e-6
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=7), st.integers(1, 3))
+@quick
+@given(st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 3))
 def test_few_suites_are_within_four_thirds_of_the_exact_optimum(seconds: list[float], count: int) -> None:
     suites = named(seconds)
     best = min(
@@ -71,10 +75,23 @@ def test_few_suites_are_within_four_thirds_of_the_exact_optimum(seconds: list[fl
     assert longest(suites, shards.spread(suites, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-6
 
 
+@quick
 @given(st.lists(SECONDS, min_size=1, max_size=40), st.floats(600, 2000))
 def test_no_shard_is_given_more_than_it_holds(seconds: list[float], capacity: float) -> None:
     suites = named(seconds)
     assert longest(suites, shards.fitted(suites, capacity)) <= capacity
+
+
+@pytest.mark.parametrize("count", range(2, 17))
+def test_a_long_suite_does_not_wait_for_the_short_ones(count: int) -> None:
+    """The worst case of any other order: it would end at nearly twice the best time."""
+    suites = named([1.0] * (count * (count - 1)) + [float(count)])
+    assert longest(suites, shards.spread(suites, count)) == count
+
+
+def test_a_shard_is_added_where_the_mean_would_fit_and_the_suites_do_not() -> None:
+    suites = named([4.0, 4.0, 4.0])
+    assert [len(shard) for shard in shards.fitted(suites, 6.0)] == [1, 1, 1]
 
 
 def test_a_suite_that_no_shard_holds_is_refused_with_the_mend() -> None:
