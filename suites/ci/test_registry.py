@@ -15,7 +15,7 @@ from ci import registry, shards, stages
 from ci.registry import ROOT
 from suites.registration import suite
 
-suite(seconds=10, stage="cpu", needs="cpu")
+suite(seconds=5, stage="cpu", needs="cpu")
 
 GOOD = 'suite(seconds=2.5, stage="cpu", needs="cpu")'
 Write = Callable[..., Path]
