@@ -41,5 +41,5 @@ def compute_logprobs(
     """Raw logits [N, w, V], chosen ids [N, w] (negative = unused) -> logprobs. A rank is 1 + the number of tokens that
     are strictly more probable."""
     chosen, ranks = logprob_rank(logits, token_ids, backend=backend)
-    top_ids, top_logprobs = topn_gather(logits, min(num_top, logits.shape[-1]), backend=backend)
+    top_ids, top_logprobs = topn_gather(logits, num_top, backend=backend)
     return LogprobTensors(token_ids, chosen, ranks, top_ids, top_logprobs)

@@ -62,6 +62,14 @@ def test_the_masked_law(lane: Lane, record_examples: RecordExamples) -> None:
 
 
 @pytest.mark.invariant("GRAM-1")
+def test_a_grammar_alone_that_leads_nowhere(lane: Lane) -> None:
+    """No other mask is in the batch that could have rows searched for what is left."""
+    run = lane.run(tuple(r for r in grammars(lane) if r.request_id in ("dead_end", "free")), **WIDE)
+    agreed = _agreed(lane, run)
+    lane.check(gram_1(run, WALK.text) + finish_1(agreed, oracle(agreed), detokenize=WALK.text))
+
+
+@pytest.mark.invariant("GRAM-1")
 def test_with_and_without(lane: Lane) -> None:
     requests = grammars(lane)
     lane.check(equal_1(lane.run(requests, **WIDE), lane.baseline(requests, **WIDE)))

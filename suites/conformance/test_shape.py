@@ -49,12 +49,13 @@ def test_ids_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
 
 
 @pytest.mark.invariant("SHAPE-2", "EQUAL-1")
-def test_ids_where_none_is_left_to_choose(lane: Lane, record_examples: RecordExamples) -> None:
-    """At every place of a block, behind drafts that are right."""
-    lane.needs("allowed_token_ids", "bad_words")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ids_where_none_is_left_to_choose(lane: Lane, overlap: bool, record_examples: RecordExamples) -> None:
+    """At every place of a block, behind drafts that are right. Overlapped, the next step runs on what is no token."""
+    lane.needs("allowed_token_ids", "bad_words", *["overlap"] * overlap)
     perfect = vocabulary("walk-perfect")
     requests = dead_ends(perfect, 3)
-    run = lane.run(requests, family=perfect.family, **WIDE)
+    run = lane.run(requests, family=perfect.family, overlap=overlap, **WIDE)
     lane.check(shape_2(run) + equal_1(run, lane.baseline(requests, family=perfect.family, **WIDE)))
     if lane.capabilities.dead_end == "ends":
         assert [len(done.token_ids) for done in run.completions] == list(range(1, len(requests) + 1))

@@ -103,6 +103,7 @@ def check_verdict(verdict: Verdict) -> None:
     kept = torch.arange(width) < verdict.accept_lens[:, None]
     assert ((verdict.emitted >= 0) == kept).all()
     assert ((verdict.accept_index >= 0) == kept).all()
+    assert (verdict.accept_index[~kept] == -1).all()
     assert (verdict.accept_index[:, 0] == 0).all()
 
 

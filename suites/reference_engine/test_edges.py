@@ -46,6 +46,17 @@ def test_what_looks_back_works_without_a_drafter(open_lane: OpenLane, fields: di
     assert plain.of("a").token_ids == drafted.of("a").token_ids
 
 
+def test_bad_words_longer_than_all_that_is_there(open_lane: OpenLane) -> None:
+    """Looked for behind the first tokens of a request, when nothing reaches back so far."""
+    lane = open_lane("STANDALONE")
+    plain = lane.baseline([ask(prompt=(3,), max_new_tokens=8)], family="law").of("a").token_ids
+    request = ask(prompt=(3,), max_new_tokens=8, bad_words=(plain[:6],))
+    for run_of in (lane.baseline, lane.run):
+        banned = run_of([request], family="law").of("a").token_ids
+        assert banned[:5] == plain[:5]
+        assert banned[5] != plain[5]
+
+
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**63, 2**64 + 5, 10**30])
 def test_any_integer_is_a_seed(open_lane: OpenLane, seed: int) -> None:
     lane = open_lane("EAGLE")

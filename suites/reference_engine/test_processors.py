@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness import contract
 from harness.oracles import sampling as oracle
 from reference_engine.request import RequestState, SamplingParams
+from reference_engine.sampling.bad_words import BadWords
 from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, draw, heated, probabilities
 from suites.registration import suite
 
@@ -138,6 +139,32 @@ def test_no_option_is_left_out() -> None:
         law = laws([row], 0)
         assert (law - base).abs().max() > 0.01, name
         np.testing.assert_allclose(law[0].numpy(), expected(row), atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 1), ("top_p", 1e-6), ("min_p", 0.99)])
+def test_options_that_leave_one_token(name: str, value: float) -> None:
+    """The strongest value of a filter, which no other request of the batch turns on."""
+    batch = SamplingBatch.of([state({"temperature": 1.0, name: value})], 1, 4, (), CPU)
+    law = probabilities(torch.tensor([[[0.0, 0.25, 1.0, 0.5]]]), batch)
+    assert law[0, 0].tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logit_bias": ((1, -float("inf")),)}, {"min_new_tokens": 2}, {"bad_words": ((1,),)}, {"allowed_token_ids": (1,)}],
+)
+def test_what_may_leave_no_token(fields: dict[str, Any]) -> None:
+    """Rows of a batch are searched for it only where something masks."""
+    plain = {"temperature": 0.5, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "presence_penalty": 2.0}
+    assert not SamplingBatch.of([state(plain)], 1, VOCAB, EOS, CPU).masks
+    assert SamplingBatch.of([state(plain), state(fields)], 2, VOCAB, EOS, CPU).masks
+
+
+@pytest.mark.parametrize(("words", "length"), [([(5,)], 0), ([(1, 2, 3), (4,)], 2)])
+def test_bad_words_look_back_as_far_as_the_longest(words: list[tuple[int, ...]], length: int) -> None:
+    found = BadWords.of([[], words], CPU)
+    assert found is not None
+    assert found.length == length
 
 
 def test_temperatures_of_any_size() -> None:
