@@ -9,8 +9,8 @@ PLACES: Mapping[str, Mapping[str, str]] = {
         "#2: 1 -> 2": "build_tree takes any negative id for no node",
     },
     "reference_engine.sampling.sampler:verify": {
-        ": 0 -> 1": "the last token of a stuck request is not delivered, and what feeds a step that was launched already "
-        "need only be an id of the vocabulary",
+        ": 0 -> 1": "the last token of a stuck request is not delivered, and what feeds a step launched before "
+        "that need only be an id of the vocabulary",
     },
     "reference_engine.sampling.processors:SamplingBatch.of": {
         ": list(p.allowed_token_ids) -> p.allowed_token_ids": "inside an index, torch reads a tuple of ids as a list",
