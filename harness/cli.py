@@ -212,6 +212,42 @@ def check(
     raise typer.Exit(broken)
 
 
+@app.command()
+def report(
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="Files, or folders of them: scorecard.json, recorded runs, the JSON of mutants run, "
+            "of pytest-benchmark, of ci/baselines, junit.xml. Default: build/scorecard.json.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = ROOT / "build" / "report.html",
+    title: Annotated[str, typer.Option(help="Its title.")] = "Draftproof report",
+    family: Annotated[
+        str, typer.Option(help="Known-answer family of the recorded runs. Default: as their target's folder is called.")
+    ] = "",
+) -> None:
+    """Write one self-contained HTML page of all that was found. Exits 2 when a file cannot be read."""
+    from datetime import UTC, datetime
+
+    from harness.known_answer import FAMILIES
+    from harness.report import page
+
+    if family and family not in FAMILIES:
+        raise typer.BadParameter(f"--family {family}: must be one of {', '.join(FAMILIES)}")
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        found = page.read(
+            inputs or [ROOT / "build" / "scorecard.json"], family, lambda path: status.update(f"reading {path.name}")
+        )
+    text = page.page(found, title, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"{out}: {len(text.encode()) / 1000:.0f} kB from {len(found.sources)} files")
+
+
 @known_answer.command("build")
 def build_known_answer(
     directory: Annotated[Path, typer.Argument(help="Created when missing; one folder per family.")],

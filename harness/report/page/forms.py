@@ -1,0 +1,122 @@
+"""The files that a report is made of, as they are read. Fields that are not shown are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["pass", "fail", "refused", "error"]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A red test of a cell, and the command that runs it again."""
+
+    nodeid: str
+    message: str = ""
+    reproduce: str = ""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """An entry of `scorecard.json`."""
+
+    engine: str
+    drafter: str
+    invariant: str
+    status: Status
+    version: str = ""
+    examples: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def red(self) -> bool:
+        return self.status in ("fail", "error")
+
+    @property
+    def first_line(self) -> str:
+        return next(iter(self.message.strip().splitlines()), "")
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """`seconds` from the start of the trial."""
+
+    invariant: str
+    seconds: float = 0.0
+    test: str = ""
+    message: str = ""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    lanes: tuple[str, ...] = ()
+    kills: tuple[Kill, ...] = ()
+    ended: str = ""
+
+    @property
+    def red(self) -> frozenset[str]:
+        return frozenset(kill.invariant for kill in self.kills)
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """`red`: what must see it; `may`: what may, too. `time_to_kill` in seconds."""
+
+    id: str
+    trial: Trial
+    fault: str = ""
+    bugs: tuple[str, ...] = ()
+    red: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    killed: bool = False
+    time_to_kill: float | None = None
+    faults: tuple[str, ...] = ()
+
+
+class Zoo(msgspec.Struct, frozen=True):
+    """What `draftproof mutants run --json` writes."""
+
+    mutants: tuple[Mutant, ...]
+    controls: tuple[Trial, ...] = ()
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Seconds per call, over the rounds of a benchmark."""
+
+    min: float
+    q1: float
+    median: float
+    q3: float
+    max: float
+    rounds: int = 0
+
+
+class Benchmark(msgspec.Struct, frozen=True):
+    name: str
+    stats: Spread
+    group: str | None = None
+    extra_info: Mapping[str, Any] = {}
+
+    def figures(self) -> Iterator[tuple[str, float]]:
+        """Every number that the benchmark told beside its time, under the path to it."""
+        yield from numbers(self.extra_info)
+
+
+class Benchmarks(msgspec.Struct, frozen=True):
+    """What `pytest --benchmark-json` writes."""
+
+    benchmarks: tuple[Benchmark, ...]
+    datetime: str = ""
+    machine_info: Mapping[str, Any] = {}
+    commit_info: Mapping[str, Any] = {}
+
+
+def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Leaves of nested mappings that are numbers, as (path, value)."""
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        yield path, float(value)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from numbers(inner, f"{path} / {name}" if path else str(name))
