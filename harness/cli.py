@@ -84,8 +84,11 @@ def _named(engines: list[str], python: Path | None) -> list[str]:
 
 def _asked(engine: str, arguments: list[str], out: Path) -> list[str]:
     """What pytest is told to run one engine, with its files in `out`."""
+    from harness.report.progress import ON_A_TERMINAL
+
+    shown = ON_A_TERMINAL if Console().is_interactive else ()
     files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
-    return [*arguments, "--engine", engine, *files]
+    return [*arguments, *shown, "--engine", engine, *files]
 
 
 def _run_one(engine: str, arguments: list[str], out: Path) -> int:

@@ -23,7 +23,7 @@ class Difference:
 
     @property
     def reasons(self) -> list[str]:
-        lines = (place.cell.first_line for place in self.places if place is not None and place.cell.status != "pass")
+        lines = (place.cell.headline for place in self.places if place is not None and place.cell.status != "pass")
         return list(dict.fromkeys(lines))
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+_COUNT = re.compile(r"\d+ violations? of ")
+MOST = 1e100
+"""A figure beyond it is nonsense, and could not be drawn."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Status = Literal["pass", "fail", "refused", "error"]
 
 
@@ -27,7 +32,7 @@ class Cell(msgspec.Struct, frozen=True):
     status: Status
     version: str = ""
     examples: int = 0
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     message: str = ""
     failures: tuple[Failure, ...] = ()
 
@@ -36,15 +41,17 @@ class Cell(msgspec.Struct, frozen=True):
         return self.status in ("fail", "error")
 
     @property
-    def first_line(self) -> str:
-        return next(iter(self.message.strip().splitlines()), "")
+    def headline(self) -> str:
+        """The first line that says what is wrong, behind the one that counts violations."""
+        lines = self.message.strip().splitlines() or [""]
+        return lines[1] if len(lines) > 1 and _COUNT.match(lines[0]) else lines[0]
 
 
 class Kill(msgspec.Struct, frozen=True):
     """`seconds` from the start of the trial."""
 
     invariant: str
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     test: str = ""
     message: str = ""
 
@@ -69,7 +76,7 @@ class Mutant(msgspec.Struct, frozen=True):
     red: tuple[str, ...] = ()
     may: tuple[str, ...] = ()
     killed: bool = False
-    time_to_kill: float | None = None
+    time_to_kill: Seconds | None = None
     faults: tuple[str, ...] = ()
 
 
@@ -83,11 +90,11 @@ class Zoo(msgspec.Struct, frozen=True):
 class Spread(msgspec.Struct, frozen=True):
     """Seconds per call, over the rounds of a benchmark."""
 
-    min: float
-    q1: float
-    median: float
-    q3: float
-    max: float
+    min: Seconds
+    q1: Seconds
+    median: Seconds
+    q3: Seconds
+    max: Seconds
     rounds: int = 0
 
 
@@ -116,7 +123,8 @@ def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
-        yield path, float(value)
+        if abs(value) < MOST:
+            yield path, float(value)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield from numbers(inner, f"{path} / {name}" if path else str(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 from harness.record.schema import TRACE
 from harness.report.findings import Finding
 from harness.report.findings import read as findings_of
-from harness.report.page.base import distinct, plural
+from harness.report.page.base import plural
 from harness.report.page.forms import Benchmarks, Cell, Zoo, numbers
 from harness.report.page.recordings import Recording, recording
 
@@ -115,8 +116,9 @@ def _take(path: Path, found: Inputs, family: str) -> None:
 
 def _json(path: Path, found: Inputs) -> str:
     try:
-        value = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # Not msgspec's: messages may hold lone surrogates, which the scorecard writes as escapes.
+        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: not a whole file of JSON ({error}); was it cut, or is it still being written?"
         ) from error
@@ -138,6 +140,10 @@ def _json(path: Path, found: Inputs) -> str:
         raise Unrecognised(f"{path}: none of the forms that a report is made of; give {FORMS}")
     found.points += points
     return f"baselines of {plural(len(points), 'commit')}"
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _converted(path: Path, value: object, type_: type[T], what: str) -> T:
@@ -186,15 +192,16 @@ def _junit(path: Path) -> list[FileTime]:
         raise ValueError(f"{path}: not a whole file of XML ({error}); was it cut?") from error
     if root.tag not in ("testsuites", "testsuite"):
         raise Unrecognised(f"{path}: XML, but no junit.xml: its root is <{root.tag}>; give {FORMS}")
-    cases = [(str(case.get("classname", "")), _seconds(case.get("time"))) for case in root.iter("testcase")]
-    return [
-        FileTime(name, sum(seconds for file, seconds in cases if file == name), [file for file, _ in cases].count(name))
-        for name in distinct(file for file, _ in cases)
-    ]
+    cases: dict[str, list[float]] = {}
+    for case in root.iter("testcase"):
+        cases.setdefault(str(case.get("classname", "")), []).append(_seconds(case.get("time")))
+    return [FileTime(file, sum(seconds), len(seconds)) for file, seconds in cases.items()]
 
 
 def _seconds(word: str | None) -> float:
+    """0 for what is no time."""
     try:
-        return float(word or 0.0)
+        seconds = float(word or 0.0)
     except ValueError:
         return 0.0
+    return seconds if 0 <= seconds < float("inf") else 0.0

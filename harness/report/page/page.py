@@ -31,7 +31,7 @@ def page(inputs: Inputs, title: str, date: str = "") -> str:
     """HTML. `date` says when it was made, in any words."""
     panels = [panel for make in PANELS if (panel := make(inputs)) is not None]
     style, script = palette.css() + _file("page.css"), _file("page.js")
-    return render(
+    made = render(
         "page.html",
         title=title,
         date=date,
@@ -50,6 +50,7 @@ def page(inputs: Inputs, title: str, date: str = "") -> str:
         style=Markup(style),
         script=Markup(script),
     )
+    return str(made)
 
 
 def _file(name: str) -> str:
