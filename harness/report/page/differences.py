@@ -22,13 +22,17 @@ class Difference:
         return None not in self.places
 
     @property
+    def red(self) -> bool:
+        return any(place is not None and place.cell.red for place in self.places)
+
+    @property
     def reasons(self) -> list[str]:
         lines = (place.cell.headline for place in self.places if place is not None and place.cell.status != "pass")
         return list(dict.fromkeys(lines))
 
 
 def differences(inputs: Inputs) -> tuple[list[Difference], int]:
-    """(cells that differ, those that every card has first; how many are the same on all)."""
+    """(cells that differ, those that every card has first and of them the red; how many are the same on all)."""
     found: dict[tuple[str, str], list[Place | None]] = {}
     for number, grid in enumerate(layout(inputs)):
         for row in grid.rows.values():
@@ -37,7 +41,7 @@ def differences(inputs: Inputs) -> tuple[list[Difference], int]:
                 found.setdefault(key, [None] * len(inputs.cards))[number] = place
     all_ = [Difference(*key, tuple(places)) for key, places in found.items()]
     told = [one for one in all_ if len({p.cell.status if p is not None else None for p in one.places}) > 1]
-    return sorted(told, key=lambda one: not one.everywhere), len(all_) - len(told)
+    return sorted(told, key=lambda one: (not one.everywhere, not one.red)), len(all_) - len(told)
 
 
 def panel(inputs: Inputs) -> Panel | None:

@@ -44,7 +44,8 @@ class Cell(msgspec.Struct, frozen=True):
     def headline(self) -> str:
         """The first line that says what is wrong, behind the one that counts violations."""
         lines = self.message.strip().splitlines() or [""]
-        return lines[1] if len(lines) > 1 and _COUNT.match(lines[0]) else lines[0]
+        line = lines[1] if len(lines) > 1 and _COUNT.match(lines[0]) else lines[0]
+        return line.removeprefix(f"{self.invariant}: ").removeprefix("refused: ")
 
 
 class Kill(msgspec.Struct, frozen=True):

@@ -55,6 +55,14 @@ class FileTime:
     tests: int
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The test files of one junit.xml, called after where it lay."""
+
+    label: str
+    files: tuple[FileTime, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Inputs:
     """All that was read; `sources` says from where, a line each. `findings` explain red cells."""
@@ -64,7 +72,7 @@ class Inputs:
     zoos: list[Zoo] = field(default_factory=list)
     benchmarks: list[Benchmarks] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
-    times: list[FileTime] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     findings: Sequence[Finding] = ()
 
@@ -107,9 +115,9 @@ def _take(path: Path, found: Inputs, family: str) -> None:
         found.recordings.append(recording(path.parent, path.parent.name, family))
         found.sources.append(f"{path.parent}: recorded run of {found.recordings[-1].lane}")
     elif path.read_bytes()[:200].lstrip().startswith(b"<"):
-        times = _junit(path)
-        found.times += times
-        found.sources.append(f"{path}: times of {plural(len(times), 'test file')}")
+        files = _junit(path)
+        found.sessions.append(Session(str(path.parent / path.stem), files))
+        found.sources.append(f"{path}: times of {plural(len(files), 'test file')}")
     else:
         found.sources.append(f"{path}: {_json(path, found)}")
 
@@ -182,7 +190,7 @@ def _points(entries: Sequence[Any]) -> Iterator[Point]:
             yield Point(runner, str(entry.get("date", "")), str(entry.get("commit", "")), figures)
 
 
-def _junit(path: Path) -> list[FileTime]:
+def _junit(path: Path) -> tuple[FileTime, ...]:
     text = path.read_bytes()
     if b"<!DOCTYPE" in text or b"<!ENTITY" in text:
         raise ValueError(f"{path}: a junit.xml has no document type; this one is not read")
@@ -195,7 +203,7 @@ def _junit(path: Path) -> list[FileTime]:
     cases: dict[str, list[float]] = {}
     for case in root.iter("testcase"):
         cases.setdefault(str(case.get("classname", "")), []).append(_seconds(case.get("time")))
-    return [FileTime(file, sum(seconds), len(seconds)) for file, seconds in cases.items()]
+    return tuple(FileTime(file, sum(seconds), len(seconds)) for file, seconds in cases.items())
 
 
 def _seconds(word: str | None) -> float:

@@ -11,10 +11,10 @@ from harness.report.page import svg
 from harness.report.page.base import Panel, plural, render
 from harness.report.page.inputs import Inputs
 from harness.report.page.palette import MARKS
-from harness.report.page.recordings import Strip
+from harness.report.page.recordings import Recording, Row, Strip
 
-PICTURES = 6
-"""Runs with wrong rows that are drawn."""
+PICTURES, ENOUGH = 4, 8
+"""Runs with wrong rows that are drawn, and rows in one that make it worth while."""
 LISTED = 40
 """Wrong rows of one run that are listed."""
 COLUMNS, LINES = 160, 24
@@ -23,10 +23,13 @@ CELL, LINE, TOP = 13, 40, 24
 
 
 def panel(inputs: Inputs) -> Panel | None:
-    known = [one for one in inputs.recordings if any(strip.rows for strip in one.strips)]
+    known = [one for one in inputs.recordings if one.readable]
     if not known:
         return None
-    wrong = sorted((one for one in known if one.wrong_rows), key=lambda one: -one.wrong_rows)
+    unread = sum(any(strip.rows for strip in one.strips) for one in inputs.recordings) - len(known)
+    wrong = sorted((one for one in known if one.wrong_rows), key=_told_best)
+    first = {(one.engine, one.version, one.lane): one for one in reversed(wrong)}.values()
+    wrong.sort(key=lambda one: not any(one is other for other in first))
     rows = sum(len(strip.rows) for one in known for strip in one.strips)
     bad = sum(one.wrong_rows for one in known)
     shown = wrong[:PICTURES] or [max(known, key=lambda one: sum(len(strip.rows) for strip in one.strips))]
@@ -39,20 +42,31 @@ def panel(inputs: Inputs) -> Panel | None:
             "provenance.html",
             runs=[(one, draw(one.strips, one.label), wrong_rows(one.strips)) for one in shown],
             left=len(wrong) - len(shown) if wrong else 0,
+            unread=unread,
         ),
     )
 
 
+def _told_best(one: Recording) -> tuple[int, int]:
+    """Enough rows that can be traced, and then as few as there are."""
+    return -min(one.traced_rows, ENOUGH), one.wrong_rows
+
+
 def wrong_rows(strips: Sequence[Strip]) -> tuple[list[tuple[str, int, str, str]], int]:
     """((request, row, whose row came, what it says) of the first wrong rows, how many more there are)."""
-    found = []
-    for strip in strips:
-        for place in strip.wrong:
-            source, says = strip.rows[place].source, strip.rows[place].says
-            found.append(
-                (strip.owner, place, f"row {source[1]} of {source[0]}" if source else "no request's row", says)
-            )
+    found = [
+        (strip.owner, place, _came(strip.rows[place]), strip.rows[place].says)
+        for strip in strips
+        for place in strip.wrong
+    ]
     return found[:LISTED], max(0, len(found) - LISTED)
+
+
+def _came(row: Row) -> str:
+    if row.source is None:
+        return "no request's row"
+    others = f" or one of {row.others} that are equal" if row.others else ""
+    return f"row {row.source[1]} of {row.source[0]}{others}"
 
 
 def draw(strips: Sequence[Strip], label: str) -> Markup:
@@ -66,7 +80,7 @@ def draw(strips: Sequence[Strip], label: str) -> Markup:
     arrows = [arrow for number, strip in enumerate(strips) for arrow in _arrows(strip, number, left, places)]
     total = sum(len(strip.wrong) for strip in strips)
     words = f"{label}: hidden rows of {plural(len(strips), 'request')}, {total} wrong"
-    return svg.picture(width, TOP + LINE * len(strips), words, [*drawn, *arrows])
+    return svg.picture(width, TOP + LINE * (len(strips) - 1) + CELL + 20, words, [*arrows, *drawn])
 
 
 def letter(number: int) -> str:
@@ -82,7 +96,7 @@ def _line(strip: Strip, number: int, left: int, places: dict[str, int]) -> list[
     for place, row in enumerate(strip.rows[:COLUMNS]):
         x, right = left + CELL * place, strip.is_right(place)
         part = "prompt" if place < strip.prompt_len else "output"
-        came = "its own" if right else f"row {row.source[1]} of {row.source[0]}" if row.source else "no request's row"
+        came = "its own" if right else _came(row)
         kind = f"row {part} {mark}" if right else "row wrong"
         drawn.append(
             svg.rect(x + 1, y, CELL - 2, CELL + 2, kind, f"{strip.owner}, {part} row {place}: {came} {row.says}")
@@ -101,7 +115,7 @@ def _arrows(strip: Strip, number: int, left: int, places: dict[str, int]) -> lis
     drawn = []
     for place in strip.wrong:
         source = strip.rows[place].source
-        if source is None or source[0] not in places or max(place, source[1]) >= COLUMNS:
+        if source is None or strip.rows[place].others or source[0] not in places or max(place, source[1]) >= COLUMNS:
             continue
         below = places[source[0]] <= number
         x1, x2 = left + CELL * (source[1] + 0.5), left + CELL * (place + 0.5)

@@ -43,11 +43,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A delivered hidden row. `source` is the (request, row) whose row it is, None where it is nobody's; `says` what it
-    decodes to where it is wrong."""
+    """A delivered hidden row. `source` is the (request, row) whose row it is, None where it is nobody's; `others`: how
+    many further rows it equals. `says` is what it decodes to where it is wrong."""
 
     source: tuple[str, int] | None
     says: str = ""
+    others: int = 0
+
+    @property
+    def is_traced(self) -> bool:
+        return self.source is not None and not self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,16 @@ class Recording:
     @property
     def wrong_rows(self) -> int:
         return sum(len(strip.wrong) for strip in self.strips)
+
+    @property
+    def traced_rows(self) -> int:
+        """Wrong ones that can only have come from one place."""
+        return sum(strip.rows[place].is_traced for strip in self.strips for place in strip.wrong)
+
+    @property
+    def readable(self) -> bool:
+        """Whether any row is known. None is where another family ran, or where a check wrote over what it was given."""
+        return any(row.source is not None for strip in self.strips for row in strip.rows)
 
 
 def recording(folder: Path, label: str, family: str = "") -> Recording:
@@ -194,10 +209,10 @@ def _row(
     value = plain(got)
     if place < len(mine) and float(row_errors(value[None], mine[place : place + 1])) <= tolerance:
         return Row((_who(key), place))
-    for owner in sorted(truth, key=lambda other: other != key):
-        matches = matching_rows(value, truth[owner], tolerance)
-        if matches:
-            return Row((_who(owner), matches[0]), _says(value, place, target))
+    owners = sorted(truth, key=lambda other: other != key)
+    matches = [(_who(owner), match) for owner in owners for match in matching_rows(value, truth[owner], tolerance)]
+    if matches:
+        return Row(matches[0], _says(value, place, target), len(matches) - 1)
     return Row(None, "not finite" if not bool(torch.isfinite(value).all()) else _says(value, place, target))
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from harness.report.page import svg
 from harness.report.page.base import Panel, duration, plural, render, short
 from harness.report.page.forms import Benchmark, Benchmarks
-from harness.report.page.inputs import FileTime, Inputs
+from harness.report.page.inputs import Inputs, Session
 
 WIDTH, NAMES, LINE, PAD = 900, 330, 22, 12
 LOG_FROM = 30.0
@@ -23,9 +23,8 @@ FILES_SHOWN = 40
 
 def panel(inputs: Inputs) -> Panel | None:
     runs = [run for run in inputs.benchmarks if run.benchmarks]
-    if not runs and not inputs.times:
+    if not runs and not inputs.sessions:
         return None
-    files = sorted(inputs.times, key=lambda one: -one.seconds)
     return Panel(
         id="timing",
         title="Latency and throughput",
@@ -37,11 +36,7 @@ def panel(inputs: Inputs) -> Panel | None:
                 (_machine(run), latency(run.benchmarks), _rates(run.benchmarks), _others(run.benchmarks))
                 for run in runs
             ],
-            files=_files(files),
-            total=f"{plural(len(files), 'file')}, {plural(sum(one.tests for one in files), 'test')}, "
-            f"{duration(sum(one.seconds for one in files))} in all"
-            if files
-            else "",
+            sessions=[(one.label, _total(one), _files(one)) for one in inputs.sessions],
         ),
     )
 
@@ -110,7 +105,15 @@ def _others(benchmarks: Sequence[Benchmark]) -> list[tuple[str, list[tuple[str, 
     return [(name, figures) for name, figures in told if figures]
 
 
-def _files(files: Sequence[FileTime]) -> Markup | None:
+def _total(session: Session) -> str:
+    files = session.files
+    tests, seconds = sum(one.tests for one in files), sum(one.seconds for one in files)
+    return f"{plural(len(files), 'file')}, {plural(tests, 'test')}, {duration(seconds)} in all"
+
+
+def _files(session: Session) -> Markup:
+    """The longest first."""
+    files = sorted(session.files, key=lambda one: -one.seconds)
     shown = [
         (one.file, one.seconds, f"{duration(one.seconds)}, {plural(one.tests, 'test')}") for one in files[:FILES_SHOWN]
     ]
@@ -118,7 +121,7 @@ def _files(files: Sequence[FileTime]) -> Markup | None:
     if left:
         seconds = sum(one.seconds for one in left)
         shown.append((f"{len(left)} others together", seconds, duration(seconds)))
-    return _bars(shown, "Time by test file") if shown else None
+    return _bars(shown, "Time by test file")
 
 
 def _bars(bars: Sequence[tuple[str, float, str]], label: str) -> Markup:

@@ -62,7 +62,7 @@ def draw(block: Block) -> Markup:
     shown = [i + 1 for i, token in enumerate(block.drafts) if token != PLACEHOLDER][:NODES_SHOWN]
     children = {node: [c for c in shown if block.parents[c - 1] == node] for node in (0, *shown)}
     places: dict[int, tuple[float, float]] = {}
-    rows = _lay(0, 0, 0.0, children, places)
+    _lay(0, 0, 0.0, children, places)
     accepted = {0, *block.path}
     drawn: list[Element] = []
     for node, (x, y) in places.items():
@@ -71,11 +71,12 @@ def draw(block: Block) -> Markup:
             on = node in accepted
             drawn.append(_edge(from_x, from_y, x, y, "edge on" if on else "edge"))
     end = places[block.path[-1] if block.path and block.path[-1] in places else 0]
-    drawn += _last(block, end, places)
+    target = _behind(end, places) if block.last is not None else end
+    if block.last is not None:
+        drawn += _last(block.last, end, target)
     for node, (x, y) in places.items():
         drawn += _node(block, node, x, y, node in accepted)
-    width = max([x for x, _ in places.values()] + [end[0] + DX]) + PAD + RADIUS
-    height = max(rows, 1.0) * DY + PAD + (DY if block.last is not None else 0.0)
+    width, height = (max(ends) + PAD for ends in zip(target, *places.values(), strict=True))
     words = f"{_told(block)}; path {[block.drafts[n - 1] for n in block.path]}, then {block.last}"
     return svg.picture(width, height, words, drawn)
 
@@ -91,26 +92,23 @@ def _lay(
     return max(next_row, row + 1)
 
 
-def _last(
-    block: Block,
-    end: tuple[float, float],
-    places: dict[int, tuple[float, float]],
-) -> Iterator[Element]:
-    """The token of the target: behind the end of the path, below what was drafted there."""
-    if block.last is None:
-        return
-    taken = {y for x, y in places.values() if x == end[0] + DX}
-    y = end[1]
-    while y in taken:
+def _behind(end: tuple[float, float], places: dict[int, tuple[float, float]]) -> tuple[float, float]:
+    """The first free place to the right of the end of the path."""
+    x, y = end[0] + DX, end[1]
+    while (x, y) in places.values():
         y += DY
-    x = end[0] + DX
+    return x, y
+
+
+def _last(token: int, end: tuple[float, float], target: tuple[float, float]) -> Iterator[Element]:
+    x, y = target
     yield _edge(*end, x, y, "edge on")
     size = RADIUS + 2
     corners = f"{x},{y - size} {x + size},{y} {x},{y + size} {x - size},{y}"
     yield svg.element(
-        "polygon", svg.element("title", f"token {block.last}, added by the target"), points=corners, class_="node last"
+        "polygon", svg.element("title", f"token {token}, added by the target"), points=corners, class_="node last"
     )
-    yield svg.text(x, y + 4, str(block.last), "id last", "middle")
+    yield svg.text(x, y + 4, str(token), "id last", "middle")
 
 
 def _node(block: Block, node: int, x: float, y: float, on: bool) -> Iterator[Element]:
