@@ -103,7 +103,11 @@
         shown += left;
       }
     }
-    all("#scorecards details.seen, #differences tr[data-drafter]").forEach((part) => { part.hidden = !fits(part.dataset); });
+    for (const part of all("#scorecards details.seen, #differences tr[data-drafter]")) {
+      const places = all("span[data-drafter]", part);
+      places.forEach((place) => { place.hidden = !fits(place.dataset); });
+      part.hidden = !fits(part.dataset) || (places.length > 0 && places.every((place) => place.hidden));
+    }
     one("#shown").textContent = shown === total ? `${total} cells` : `${shown} of ${total} cells`;
   };
   if (form) {
