@@ -47,6 +47,8 @@ def test_a_folder_is_searched_and_other_files_are_passed_over(tmp_path: Path) ->
         ('[{"engine": "reference", "drafter": "EA', "not a whole file of JSON"),
         ("", "not a whole file of JSON"),
         ("\x00\x01", "not a whole file of JSON"),
+        ('{"benchmarks": NaN, "machine_info": {}}', "NaN is no number of JSON"),
+        ('{"benchmarks": [{"name": "a", "stats": {"min": 1e999}}], "machine_info": {}}', "not benchmark results"),
         ("<testsuites><testsuite>", "not a whole file of XML"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><testsuites/>", "has no document type"),
         (

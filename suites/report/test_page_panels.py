@@ -10,13 +10,14 @@ import pytest
 from harness.contract import Run
 from harness.known_answer.census import CensusTarget
 from harness.record import read as read_run
+from harness.record import write
 from harness.report import page
 from harness.report.page.acceptance import acceptances
 from harness.report.page.differences import differences
 from harness.report.page.inputs import Inputs
 from harness.report.page.page import PANELS
-from harness.report.page.provenance import wrong_rows
-from harness.report.page.recordings import Block, Recording
+from harness.report.page.provenance import draw, wrong_rows
+from harness.report.page.recordings import Block, Recording, Row, Strip
 from harness.report.page.trees import examples
 from harness.report.page.trends import series
 from suites.report.html_tree import Element, parse
@@ -215,6 +216,27 @@ def test_without_a_known_family_nothing_is_said_about_rows(traces: Path, tmp_pat
     assert page.read([tmp_path]).recordings[0].strips == ()
     assert page.read([tmp_path], "census").recordings[0].wrong_rows == 0
     assert page.read([tmp_path], "census").recordings[0].strips != ()
+
+
+def test_a_run_of_which_no_row_is_known_is_left_out(tmp_path: Path) -> None:
+    """A check wrote over what it was given, or it is another family."""
+    run = read_run(record(tmp_path / "first", "EAGLE"))
+    for done in run.completions:
+        assert done.hidden_states is not None
+        for row in (done.hidden_states.prefill, *done.hidden_states.decode):
+            row.fill_(7.0)
+    write(run, tmp_path / "traces" / "overwritten")
+    found = page.read([tmp_path / "traces"])
+    assert found.recordings[0].wrong_rows > 0
+    assert "provenance" not in sections(shown(found))
+
+
+def test_no_arrow_starts_where_a_row_might_have_come_from_several_places() -> None:
+    mine, other = Strip("r0", 1, (Row(("r0", 0)),)), ("r0", 0)
+    for others, arrows in ((0, 1), (1, 0)):
+        picture = parse(draw([mine, Strip("r1", 0, (Row(other, others=others),))], "a run"))
+        assert len(picture.all("path", class_="arrow")) == arrows
+        assert picture.all("text", class_="sign")[0].text == "A"
 
 
 BENCHMARK = """

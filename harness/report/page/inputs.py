@@ -113,13 +113,19 @@ def _candidates(folder: Path) -> Iterator[Path]:
 def _take(path: Path, found: Inputs, family: str) -> None:
     if path.name == TRACE:
         found.recordings.append(recording(path.parent, path.parent.name, family))
-        found.sources.append(f"{path.parent}: recorded run of {found.recordings[-1].lane}")
+        found.sources.append(f"{_shown(path.parent)}: recorded run of {found.recordings[-1].lane}")
     elif path.read_bytes()[:200].lstrip().startswith(b"<"):
         files = _junit(path)
-        found.sessions.append(Session(str(path.parent / path.stem), files))
-        found.sources.append(f"{path}: times of {plural(len(files), 'test file')}")
+        found.sessions.append(Session(_shown(path), files))
+        found.sources.append(f"{_shown(path)}: times of {plural(len(files), 'test file')}")
     else:
-        found.sources.append(f"{path}: {_json(path, found)}")
+        found.sources.append(f"{_shown(path)}: {_json(path, found)}")
+
+
+def _shown(path: Path) -> str:
+    """Relative to where we are, where it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _json(path: Path, found: Inputs) -> str:
@@ -169,7 +175,7 @@ def _deal(path: Path, cells: Sequence[Cell], found: Inputs) -> None:
             continue
         plain = f"{engine} {version}" if version and not engine.endswith(f"@{version}") else engine
         taken = {card.name for card in found.cards}
-        names = [plain, f"{plain} ({path.parent.name})", f"{plain} ({path})"]
+        names = [plain, f"{plain} ({path.parent.name})", f"{plain} ({_shown(path)})"]
         free = [name for name in names if name not in taken]
         name = free[0] if free else f"{names[-1]} #{len(taken)}"
         found.cards.append(Card(name=name, engine=engine, version=version, cells=mine))
