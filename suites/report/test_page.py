@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.contract import Capabilities, Completion, EngineSetup, HiddenStates, Request, Run, Usage
+from harness.record import read as read_run
 from harness.record import write
 from harness.report import page
 from harness.report.page import palette
@@ -20,7 +21,7 @@ from harness.report.page.svg import ticks
 from harness.workloads.known import hidden_rows, known_family
 from harness.workloads.lanes import LANES, catalogue
 from suites.report.html_tree import Element, parse
-from suites.report.page_data import VIOLATION, baselines, kill_matrix, outcome, scorecard
+from suites.report.page_data import VIOLATION, baselines, kill_matrix, outcome, record, scorecard
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;{{ 7 * 7 }}\x1b[31m\x00\u202e\ud800"
 LITERALLY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;{{ 7 * 7 }}\\u0000\\u202e\\ud800"
@@ -51,7 +52,15 @@ def everything(root: Path, words: str = "a word") -> list[Path]:
         scorecard(root / "a.json", red, refused, version=words),
         scorecard(root / "b.json", replace(red, status="error"), refused),
     ]
-    return [*cards, root / "zoo.json", root / "benchmarks.json", named, trace(root / "trace", words)]
+    drawn = recorded(root / "EAGLE-tree", words)
+    return [*cards, root / "zoo.json", root / "benchmarks.json", named, trace(root / "trace", words), drawn]
+
+
+def recorded(folder: Path, words: str) -> Path:
+    """A run with trees, of an engine of that name."""
+    run = read_run(record(folder.parent / "plain", "EAGLE-tree", "walk"))
+    named = replace(run.capabilities, engine=words.replace("\ud800", "?"))
+    return write(replace(run, capabilities=named), folder)
 
 
 def trace(folder: Path, words: str) -> Path:
@@ -114,7 +123,7 @@ def test_a_hostile_page_can_be_written_and_read(html: str) -> None:
 
 def test_all_panels_are_in_it(document: Element) -> None:
     panels = [one.attributes["id"] for one in document.all("section", class_="panel")]
-    assert panels == ["scorecards", "differences", "provenance", "acceptance", "timing", "trends", "zoo"]
+    assert panels == ["scorecards", "differences", "provenance", "acceptance", "trees", "timing", "trends", "zoo"]
     links = [one.attributes["href"] for one in document.all("nav")[0].all("a")]
     assert links == [f"#{panel}" for panel in panels]
 

@@ -86,7 +86,7 @@ def test_a_scorecard_has_a_symbol_in_each_cell_and_a_way_to_what_was_seen(tmp_pa
     assert all(str(link.attributes["href"])[1:] in targets for link in links)
     (fail,) = cells["EAGLE", "fail"].all("a")
     details = targets[str(fail.attributes["href"])[1:]]
-    assert VIOLATION in details.text
+    assert details.all("pre")[0].text == VIOLATION
     commands = [one.text for one in details.all("div", class_="command") for one in one.all("pre")]
     assert commands == [REPRODUCER]
     assert "not built in" in section(document, "scorecards").text

@@ -13,7 +13,7 @@ from harness.report.page.base import Panel, duration, plural, render, short
 from harness.report.page.forms import Benchmark, Benchmarks
 from harness.report.page.inputs import Inputs, Session
 
-WIDTH, NAMES, LINE, PAD = 900, 330, 22, 12
+WIDTH, NAMES, LINE, PAD = 980, 410, 22, 12
 LOG_FROM = 30.0
 """Ratio of the longest to the shortest time from which the axis is logarithmic."""
 RATES = ("per_second", "tokens/s", "_per_s", "throughput")
@@ -138,6 +138,6 @@ def _bars(bars: Sequence[tuple[str, float, str]], label: str) -> Markup:
     return svg.picture(WIDTH, 8 + LINE * len(bars), f"{label}: {told}", drawn)
 
 
-def _cut(name: str, limit: int = 48) -> str:
+def _cut(name: str, limit: int = 64) -> str:
     """In the middle: ends tell names apart."""
     return name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
