@@ -98,7 +98,7 @@ def kill_matrix(path: Path) -> Path:
 
 
 def baselines(path: Path, *values: float, **figures: float) -> Path:
-    """One figure, a commit a day."""
+    """One figure, a commit a day; the newest comes first."""
     entries = [
         {
             "runner class": "cpu-2",
@@ -109,5 +109,5 @@ def baselines(path: Path, *values: float, **figures: float) -> Path:
         }
         for day, value in enumerate(values)
     ]
-    path.write_text(json.dumps(entries), encoding="utf-8")
+    path.write_text(json.dumps(entries[::-1]), encoding="utf-8")
     return path

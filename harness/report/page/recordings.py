@@ -209,8 +209,7 @@ def _row(
     value = plain(got)
     if place < len(mine) and float(row_errors(value[None], mine[place : place + 1])) <= tolerance:
         return Row((_who(key), place))
-    owners = sorted(truth, key=lambda other: other != key)
-    matches = [(_who(owner), match) for owner in owners for match in matching_rows(value, truth[owner], tolerance)]
+    matches = [(_who(owner), match) for owner in truth for match in matching_rows(value, truth[owner], tolerance)]
     if matches:
         return Row(matches[0], _says(value, place, target), len(matches) - 1)
     return Row(None, "not finite" if not bool(torch.isfinite(value).all()) else _says(value, place, target))
