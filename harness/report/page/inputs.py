@@ -198,7 +198,7 @@ def _points(entries: Sequence[Any]) -> Iterator[Point]:
 
 def _junit(path: Path) -> tuple[FileTime, ...]:
     text = path.read_bytes()
-    if b"<!DOCTYPE" in text or b"<!ENTITY" in text:
+    if b"<!DOCTYPE" in text:
         raise ValueError(f"{path}: a junit.xml has no document type; this one is not read")
     try:
         root = ElementTree.fromstring(text)
