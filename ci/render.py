@@ -23,7 +23,7 @@ LABEL = "gpu-approved"
 GITHUBS_LABELS = ("self-hosted", "linux", "x64", "arm64")
 SERIAL = ("bench", "gpu")
 """Stages whose tests would share a GPU, or measure each other."""
-RESULTS = ("build/junit.xml", "build/scorecard.json", "build/reproducers/")
+RESULTS = ("build/junit.xml", "build/scorecard.json", "build/reproducers/", "build/report.html")
 
 
 def rendered() -> dict[str, str]:

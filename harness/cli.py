@@ -86,8 +86,11 @@ def _named(engines: list[str], python: Path | None) -> list[str]:
 
 def _asked(engine: str, arguments: list[str], out: Path) -> list[str]:
     """What pytest is told to run one engine, with its files in `out`."""
+    from harness.report.progress import ON_A_TERMINAL
+
+    shown = ON_A_TERMINAL if Console().is_interactive else ()
     files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
-    return [*arguments, "--engine", engine, *files]
+    return [*arguments, *shown, "--engine", engine, *files]
 
 
 def _run_one(engine: str, arguments: list[str], out: Path) -> int:
@@ -212,6 +215,42 @@ def check(
         typer.echo(report)
         broken |= not fine
     raise typer.Exit(broken)
+
+
+@app.command()
+def report(
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="Files, or folders of them: scorecard.json, recorded runs, the JSON of mutants run, "
+            "of pytest-benchmark, of ci/baselines, junit.xml. Default: build/scorecard.json.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = ROOT / "build" / "report.html",
+    title: Annotated[str, typer.Option(help="Its title.")] = "Draftproof report",
+    family: Annotated[
+        str, typer.Option(help="Known-answer family of the recorded runs. Default: as their target's folder is called.")
+    ] = "",
+) -> None:
+    """Write one self-contained HTML page of all that was found. Exits 2 when a file cannot be read."""
+    from datetime import UTC, datetime
+
+    from harness.known_answer import FAMILIES
+    from harness.report import page
+
+    if family and family not in FAMILIES:
+        raise typer.BadParameter(f"--family {family}: must be one of {', '.join(FAMILIES)}")
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        found = page.read(
+            inputs or [ROOT / "build" / "scorecard.json"], family, lambda path: status.update(f"reading {path.name}")
+        )
+    text = page.page(found, title, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"{out}: {len(text.encode()) / 1000:.0f} kB from {len(found.sources)} files")
 
 
 @known_answer.command("build")

@@ -43,6 +43,7 @@ MARKERS = (
     "drafters(name, ...): run on these drafter lanes only",
     "real_model: needs a real checkpoint (make real-model)",
     "perf: a benchmark (make bench)",
+    "browser: looks at the report in Chromium (make browser)",
     "full: runs with --tier full only",
     "composite: judges by every invariant, so that its failure says little about the one that it is marked with",
     "kernels: properties of the Triton kernels (make kernels)",

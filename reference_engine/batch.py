@@ -42,8 +42,9 @@ class StepResult:
 
     emitted [N, w] int64 (-1 padded) and counts [N]; hidden [N * Q, width] strided: Q rows a request; accept_index
     [N, w]: which of these rows predicted which emitted token (decode only); draft_tokens [N, batch.width - 1] that were
-    verified. `stuck` [N] bool, where masks make it possible: the last emitted id of the row means nothing, since none
-    was left to choose. `logprobs` over emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
+    verified; draft_parents likewise, for trees: window node of each draft's parent, 0 = root. `stuck` [N] bool, where
+    masks make it possible: the last emitted id of the row means nothing, since none was left to choose. `logprobs` over
+    emitted tokens, `prompt_logprobs` over the chunk's following prompt tokens.
     """
 
     batch: Batch
@@ -53,6 +54,7 @@ class StepResult:
     stride: int
     accept_index: torch.Tensor | None = None
     draft_tokens: torch.Tensor | None = None
+    draft_parents: torch.Tensor | None = None
     stuck: torch.Tensor | None = None
     logprobs: LogprobTensors | None = None
     prompt_logprobs: LogprobTensors | None = None

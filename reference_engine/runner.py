@@ -182,6 +182,7 @@ class Runner:
         result.accept_index, result.draft_tokens = verdict.accept_index, target.draft_tokens
         result.stuck = verdict.stuck
         if is_tree:
+            result.draft_parents = parents
             slots = slots_of(pool.block_table[rows], target.cache_positions, self.config.page_size)
             self.cache.compact(slots, verdict.accept_index, verdict.accept_lens)
             target = target.along(verdict.accept_index.clamp(min=0))

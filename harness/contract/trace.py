@@ -68,6 +68,8 @@ class VerifyTrace:
 
     `draft_token_ids` is [N, num_draft_tokens - 1]. `hidden` describes the strided output
     [N * num_draft_tokens, width]. `discarded` marks requests that had already finished (overlap scheduling).
+    `draft_parents` is [N, num_draft_tokens - 1] where drafts are a tree: 0 for a draft behind the root (the last
+    committed token), i + 1 for one behind draft i. None: each draft follows the one before it.
     """
 
     request_ids: tuple[str, ...]
@@ -77,6 +79,7 @@ class VerifyTrace:
     emitted: torch.Tensor
     discarded: tuple[bool, ...]
     hidden: TensorFacts | None = None
+    draft_parents: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

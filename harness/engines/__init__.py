@@ -16,16 +16,18 @@ from harness.engines.environments import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`module` beside this one, and the `factory` in it. One that is `isolated` runs in environments of its own: its
+    """`module` beside this one, and the `factory` in it; `package` is what its version is that of, unless it is called
+    as the engine is. One that is `isolated` runs in environments of its own: its
     module says in `RECIPE` how one is made, and its factory takes a version or the path of a Python."""
 
     module: str
     factory: str
     isolated: bool = False
+    package: str = ""
 
 
 ENGINES = {
-    "reference": Adapter("reference", "ReferenceFactory"),
+    "reference": Adapter("reference", "ReferenceFactory", package="draftproof"),
     "transformers": Adapter("transformers", "TransformersFactory"),
     "sglang": Adapter("sglang", "SglangFactory", isolated=True),
     "vllm": Adapter("vllm", "VllmFactory", isolated=True),
@@ -58,8 +60,9 @@ def version_of(spec: str) -> str:
     recipe = recipes().get(name)
     if recipe is not None:
         return environments.version_of(recipe, recipe.python(where))
+    adapter = ENGINES.get(name)
     try:
-        return version(name)
+        return version((adapter.package if adapter is not None else "") or name)
     except PackageNotFoundError:
         return ""
 

@@ -350,6 +350,7 @@ def _verify(processed: ProcessedResult) -> VerifyTrace:
         emitted=result.emitted[:size],
         discarded=processed.discarded,
         hidden=TensorFacts.of(result.hidden),
+        draft_parents=None if result.draft_parents is None else result.draft_parents[:size],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Generator
@@ -104,10 +105,19 @@ class ScorecardCollector:
         from harness.workloads.lanes import LANES
 
         self.scorecard.order(list(LANES))
+        self._note_version()
         target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / "scorecard.json"
         self.scorecard.write(target)
         if not self.scorecard.ok and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _note_version(self) -> None:
+        from harness.engines import version_of
+
+        engine = self.config.getoption("--engine")
+        # An engine that is not installed has no version, and its cells tell why.
+        with contextlib.suppress(ValueError):
+            self.scorecard.versions[engine] = version_of(engine)
 
     def _complete(self, session: pytest.Session) -> bool:
         """Whether this run was asked for the whole conformance suite, so that an empty cell is a fault."""

@@ -89,9 +89,11 @@ class Cell:
 
 @dataclass(slots=True)
 class Scorecard:
-    """Cells by (engine, drafter, invariant). `expect` first, then `add` what ran, in any order."""
+    """Cells by (engine, drafter, invariant). `expect` first, then `add` what ran, in any order. `versions` of engines,
+    as far as they are known."""
 
     cells: dict[tuple[str, str, str], Cell] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def expect(self, engine: str, drafter: str, invariants: Iterable[str]) -> None:
         """Declare cells that must not stay empty."""
@@ -125,5 +127,5 @@ class Scorecard:
     def write(self, path: Path) -> None:
         """Write a JSON list of cells, sorted by engine, drafter and invariant."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [self.cells[key].to_json() for key in sorted(self.cells)]
+        rows = [{**self.cells[key].to_json(), "version": self.versions.get(key[0], "")} for key in sorted(self.cells)]
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

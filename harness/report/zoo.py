@@ -82,6 +82,7 @@ def as_json(verdicts: Iterable[Verdict], controls: Iterable[Trial]) -> dict[str,
         "mutants": [
             {
                 "id": verdict.mutant.id,
+                "fault": verdict.mutant.fault,
                 "bugs": verdict.mutant.bugs,
                 "red": verdict.mutant.red,
                 "may": verdict.mutant.may,

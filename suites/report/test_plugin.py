@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,7 @@ def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers:
         ("none", "COUNT-1", "pass", 17),
         ("none", "KV-1", "error", 0),
     ]
+    assert {cell["version"] for cell in cells} == {version("draftproof")}
 
 
 @pytest.mark.parametrize("narrowed", [("--invariant", "COUNT-1"), ("-k", "something")])
