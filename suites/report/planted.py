@@ -38,7 +38,7 @@ class PlantedEngine:
 
 
 class WrongUsage:
-    """Bills a token too many to long completions."""
+    """Bills a token too many to all but the shortest completions."""
 
     name = "wrong-usage"
 
@@ -51,7 +51,7 @@ class WrongUsage:
             run,
             completions=tuple(
                 replace(done, usage=replace(done.usage, completion_tokens=len(done.token_ids) + 1))
-                if len(done.token_ids) > 7
+                if len(done.token_ids) > 1
                 else done
                 for done in run.completions
             ),
