@@ -131,9 +131,10 @@ class GitHub:
     def __init__(self, url: str, token: Callable[[], str], pause: float = 1.0) -> None:
         self.url = checked_url(url)
         self._token, self._pause = token, pause
-        # A proxy does not lead to this machine.
-        trust = not _is_loopback(urlsplit(self.url).hostname or "")
-        self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT, trust_env=trust)
+        parts = urlsplit(self.url)
+        # A proxy does not lead to this machine, and certificates take their time to load.
+        remote, secure = not _is_loopback(parts.hostname or ""), parts.scheme == "https"
+        self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT, trust_env=remote, verify=secure)
 
     def close(self) -> None:
         self._client.close()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -18,7 +19,7 @@ GRACE = 5.0
 ROUNDS = 5
 """A process that is ended may have started another one."""
 PATIENCE = 30.0
-"""Seconds in which nvidia-smi must answer, and in which a driver may take memory back."""
+"""Seconds in which nvidia-smi must answer."""
 SLACK_MIB = 128
 """What a driver keeps for itself comes and goes."""
 MARK = "DRAFTPROOF_RUNNER"
@@ -64,7 +65,7 @@ def end_descendants(spared: Collection[psutil.Process], grace: float = GRACE) ->
         found = {one for one in descendants() if one not in spared and one not in alive}
         if not found:
             break
-        names = {one: _name(one) for one in found if not _is_zombie(one)}
+        names = {one: _name(one) for one in found if not _is_over(one)}
         alive |= end(found, grace)
         ended += [name for one, name in names.items() if one not in alive]
     return Ended(tuple(sorted(ended)), tuple(sorted(_name(one) for one in alive)))
@@ -72,14 +73,20 @@ def end_descendants(spared: Collection[psutil.Process], grace: float = GRACE) ->
 
 def end(processes: Iterable[psutil.Process], grace: float = GRACE) -> set[psutil.Process]:
     """SIGTERM, then SIGKILL -> those that live on: of another user, or stuck in the kernel."""
-    left = list(processes)
+    every = list(processes)
+    left = every
     for signal in ("terminate", "kill"):
         for process in left:
-            try:
+            with suppress(psutil.Error):
                 getattr(process, signal)()
-            except psutil.Error:
-                continue
-        _, left = psutil.wait_procs(left, timeout=grace)
+        end_at = time.monotonic() + grace
+        left = [one for one in left if not _is_over(one)]
+        while left and time.monotonic() < end_at:
+            time.sleep(0.05)
+            left = [one for one in left if not _is_over(one)]
+    for process in every:
+        with suppress(psutil.Error):
+            process.wait(0)
     return set(left)
 
 
@@ -90,9 +97,10 @@ def _name(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-def _is_zombie(process: psutil.Process) -> bool:
+def _is_over(process: psutil.Process) -> bool:
+    """A zombie is: who inherited it may never ask for it."""
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return True
 
@@ -140,9 +148,9 @@ def _mebibytes(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def missing_memory(before: GpuMemory, patience: float = PATIENCE) -> list[str]:
+def missing_memory(before: GpuMemory, patience: float) -> list[str]:
     """A sentence for each GPU that holds more than `before` with no process answering for it. Memory of neighbours is
-    theirs. Raises NoGpu when the GPUs do not answer any more."""
+    theirs. `patience`: seconds in which the driver may take it back. Raises NoGpu when no GPU answers any more."""
     end_at = time.monotonic() + patience
     while True:
         now = gpu_memory()

@@ -47,7 +47,8 @@ _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9-]{0,38})/([A-Za-z0-9._-]{1,100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`grace`: seconds that a runner gets to give its job back when this process is asked to stop."""
+    """`grace`: seconds that a runner gets to give its job back when this process is asked to stop. `gpu_wait`: seconds
+    that GPU memory may take to come back."""
 
     scope: Scope
     group: str
@@ -58,6 +59,7 @@ class Plan:
     user: str
     pass_env: tuple[str, ...]
     grace: float
+    gpu_wait: float
 
     def request(self, group_id: int) -> JitRequest:
         return JitRequest(
@@ -85,6 +87,7 @@ def register_runner(
     pass_env: Annotated[list[str] | None, typer.Option(help="Variable that jobs may see, too; repeatable.")] = None,
     work_folder: Annotated[str, typer.Option(help="In the runner's folder; each runner gets its own in it.")] = "_work",
     grace: Annotated[float, typer.Option(min=0, help="Seconds for a job to end when this is stopped.")] = 30.0,
+    gpu_wait: Annotated[float, typer.Option(min=0, help="Seconds for GPU memory to come back.")] = 30.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request, and send nothing.")] = False,
 ) -> None:
     """Register an ephemeral GitHub Actions runner, run it for one job, and clean up behind it. Exits 1 when something
@@ -99,6 +102,7 @@ def register_runner(
         user=user,
         pass_env=tuple(pass_env or ()),
         grace=grace,
+        gpu_wait=gpu_wait,
     )
     if dry_run:
         typer.echo(_dry(plan, checked_url(api_url)))
@@ -256,13 +260,13 @@ def _start(plan: Plan, environment: Mapping[str, str]) -> subprocess.Popen[bytes
         groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
         identity = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
     try:
-        return subprocess.Popen(
+        return subprocess.Popen(  # type: ignore[no-any-return]  # keywords of two types
             [plan.runner_dir / "run.sh"],
             cwd=plan.runner_dir,
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            **identity,  # type: ignore[call-overload, no-any-return]  # three keywords of two types
+            **identity,  # type: ignore[call-overload]  # keywords of two types
         )
     except OSError as error:
         raise ValueError(f"--runner-dir {plan.runner_dir}: run.sh could not be started: {error.strerror}") from error
@@ -329,15 +333,15 @@ def clean_up(
         tell(f"ended what the job left running: {', '.join(result.ended)}")
     if result.alive:
         tell(f"could not end what the job left running: {', '.join(result.alive)}; end it before the next job")
-    return _memory_is_back(before, tell) & _work_is_removed(plan, tell) and not result.alive
+    return _memory_is_back(before, plan.gpu_wait, tell) & _work_is_removed(plan, tell) and not result.alive
 
 
-def _memory_is_back(before: leftovers.GpuMemory | None, tell: Callable[[str], None]) -> bool:
+def _memory_is_back(before: leftovers.GpuMemory | None, patience: float, tell: Callable[[str], None]) -> bool:
     if before is None:
         return True
     started = time.monotonic()
     try:
-        missing = leftovers.missing_memory(before)
+        missing = leftovers.missing_memory(before, patience)
     except leftovers.NoGpu as error:
         missing = [f"the GPUs do not answer after the job: {error}"]
     for sentence in missing:

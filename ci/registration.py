@@ -123,8 +123,12 @@ def recover(github: GitHub, scope: Scope, file: RecordFile, tell: Callable[[str]
 
 
 def _is_running(record: Record) -> bool:
+    if not record.pid:
+        return False
     try:
-        return bool(record.pid) and abs(psutil.Process(record.pid).create_time() - record.started) < 1.0
+        process = psutil.Process(record.pid)
+        same = abs(process.create_time() - record.started) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
