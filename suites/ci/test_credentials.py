@@ -13,6 +13,9 @@ from ci.credentials import from_environment, from_file
 from ci.github import Scope
 from ci.register_runner import Plan, child_environment, labels_of
 from ci.runners import RunnerClass, load
+from suites.registration import suite
+
+suite(seconds=2, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "ghp_0123456789"

@@ -21,7 +21,10 @@ from ci.github import GitHub, GitHubError, Scope
 from ci.register_runner import Plan, run
 from suites.ci.fake_github import FakeGitHub, serving
 from suites.ci.fake_runner import NVIDIA_SMI, FakeRunner, script
+from suites.registration import suite
 from suites.tiers import FULL
+
+suite(seconds=22, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"

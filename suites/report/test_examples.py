@@ -16,6 +16,9 @@ SECRET = "pass-word"
 SUITE = """
 from pathlib import Path
 from hypothesis import given, settings, strategies as st
+from suites.registration import suite
+
+suite(seconds=6, stage="cpu", needs="cpu")
 
 @settings(max_examples=200)
 @given(number=st.integers(0, 10**6))
