@@ -17,7 +17,10 @@ import pytest
 
 from ci.campaign_state import Campaign
 from suites.ci.redis_server import serving
+from suites.registration import suite
 from suites.tiers import FULL
+
+suite(seconds=25, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from suites.ci.command import main; main()", "campaign"]
@@ -28,9 +31,6 @@ import os, time
 from pathlib import Path
 
 from hypothesis import given, settings, strategies as st
-from suites.registration import suite
-
-suite(seconds=25, stage="cpu", needs="cpu")
 
 HERE = Path(__file__).parent
 

@@ -9,16 +9,16 @@ import pytest
 
 from harness.report.examples import PASSWORD, database
 from suites.ci.redis_server import serving
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=6, stage="cpu", needs="cpu")
 
 SECRET = "pass-word"
 
 SUITE = """
 from pathlib import Path
 from hypothesis import given, settings, strategies as st
-from suites.registration import suite
-
-suite(seconds=6, stage="cpu", needs="cpu")
 
 @settings(max_examples=200)
 @given(number=st.integers(0, 10**6))
