@@ -69,7 +69,7 @@ def campaign(
 ) -> None:
     """Run the property tests with every seed on every engine, spread over Ray workers. Exits 1 when something was
     found, 2 when a seed could not be done."""
-    wanted = _seeds(seeds)
+    wanted = seed_range(seeds)
     out = out.absolute()
     plan = Plan(
         scope=Scope(
@@ -96,7 +96,7 @@ def campaign(
     raise typer.Exit(code)
 
 
-def _seeds(text: str) -> range:
+def seed_range(text: str) -> range:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if match is None:
         raise ValueError(f"--seeds {text}: must be A:B with whole numbers, or A")

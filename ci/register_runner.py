@@ -237,7 +237,7 @@ def _one_job(
     try:
         # Held: between its start and the record of it no signal may come.
         stop.held = True
-        program = _start(plan, environment)
+        program = start_program(plan, environment)
         file.write(_record(plan, program.pid))
         stop.held = bool(stop.signal)
         if stop.signal:
@@ -253,7 +253,8 @@ def _one_job(
     return clean and not code
 
 
-def _start(plan: Plan, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_program(plan: Plan, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """run.sh in a session of its own, as the user of the plan. Raises ValueError when it does not start."""
     identity: dict[str, int | list[int]] = {}
     if plan.user:
         entry = _account(plan.user)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ import psutil
 import pytest
 
 from ci.github import GitHub, GitHubError, Scope
-from ci.register_runner import Plan, run
+from ci.register_runner import Plan, child_environment, run, start_program
 from suites.ci.fake_github import FakeGitHub, serving
 from suites.ci.fake_runner import NVIDIA_SMI, FakeRunner, script
 from suites.registration import suite
@@ -70,18 +72,7 @@ class Machine:
 
     def run_here(self, runner: FakeRunner) -> Done:
         """In this process, which spares the start of another; what a job leaves behind is not seen here."""
-        plan = Plan(
-            scope=Scope("octo", "engine"),
-            group="Default",
-            name=NAME,
-            labels=("self-hosted",),
-            runner_dir=runner.folder,
-            work_folder="_work",
-            user="",
-            pass_env=(),
-            grace=0.2,
-            gpu_wait=0.5,
-        )
+        plan = plan_of(runner.folder)
         told: list[str] = []
         github = GitHub(self.url, lambda: TOKEN, pause=0.01)
         try:
@@ -92,6 +83,21 @@ class Machine:
         finally:
             github.close()
         return Done(code, "\n".join(told))
+
+
+def plan_of(folder: Path, user: str = "") -> Plan:
+    return Plan(
+        scope=Scope("octo", "engine"),
+        group="Default",
+        name=NAME,
+        labels=("self-hosted",),
+        runner_dir=folder,
+        work_folder="_work",
+        user=user,
+        pass_env=(),
+        grace=0.2,
+        gpu_wait=0.5,
+    )
 
 
 def finished(process: subprocess.Popen[str]) -> Done:
@@ -319,6 +325,26 @@ def test_a_gpu_that_does_not_answer_is_told(
     done = machine.run_here(FakeRunner.make(machine.home / "runner", fake.url, NAME, exit=0))
     assert "GPU memory is not watched: nvidia-smi failed: NVIDIA-SMI has failed" in done.output
     assert done.code == 0
+
+
+def test_only_root_starts_a_runner_as_another_user_and_it_does() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        if os.geteuid() != 0:
+            with pytest.raises(ValueError, match="only root"):
+                child_environment(plan_of(folder, "nobody"), os.environ, TOKEN)
+            return
+        environment = child_environment(plan_of(folder, "nobody"), os.environ, TOKEN)
+        (folder / "run.sh").write_text(f"#!/bin/sh\nid -u > {folder}/by\ncat {token} 2> /dev/null && exit 1\nexit 0\n")
+        (folder / "run.sh").chmod(0o755)
+        (folder / "by").touch()
+        (folder / "by").chmod(0o666)
+        assert start_program(plan_of(folder, "nobody"), environment).wait(PATIENCE) == 0
+        assert int((folder / "by").read_text()) == pwd.getpwnam("nobody").pw_uid
+        assert environment["HOME"] == pwd.getpwnam("nobody").pw_dir
 
 
 def test_a_dry_run_prints_the_request_and_sends_nothing(machine: Machine, fake: FakeGitHub) -> None:
