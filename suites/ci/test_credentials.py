@@ -77,6 +77,13 @@ sys.stdout.write(open("/proc/self/environ").read() + repr(dict(os.environ)))
     assert done.stdout.count("kept-1") == done.stdout.count("kept-2") == 2
 
 
+def test_a_job_of_the_same_user_may_not_read_the_memory_of_the_command() -> None:
+    code = "import ctypes; from ci.credentials import hide_memory as hide; hide(); print(ctypes.CDLL(None).prctl(3))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"  # PR_GET_DUMPABLE
+
+
 def test_no_token_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)
     with pytest.raises(ValueError, match=r"set GITHUB_TOKEN, or better give --token-file"):

@@ -280,6 +280,14 @@ def test_a_runner_that_ends_without_a_job_is_removed(machine: Machine, fake: Fak
     assert not fake.runners
 
 
+def test_what_ran_before_the_job_is_not_its_own(machine: Machine, fake: FakeGitHub) -> None:
+    with subprocess.Popen(["sleep", "600"]) as before:
+        done = machine.run_here(FakeRunner.make(machine.home / "runner", fake.url, NAME, exit=0))
+        assert done.code == 0, done.output
+        assert before.poll() is None
+        before.kill()
+
+
 def test_a_taken_name_is_told_and_its_runner_stays(machine: Machine, fake: FakeGitHub) -> None:
     fake.runners[5] = {"id": 5, "name": NAME}
     done = machine.run_here(FakeRunner.make(machine.home / "runner", fake.url, NAME))
