@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import core, settings
 
 from harness.report.examples import PASSWORD, database
 from suites.ci.redis_server import serving
@@ -49,6 +50,18 @@ def test_what_one_process_saves_another_reads(place: str) -> None:
     assert set(database(place).fetch(b"test")) == {b"example"}
 
 
+@pytest.fixture
+def own_hypothesis() -> Iterator[None]:
+    """A run in this process leaves hypothesis as it was."""
+    name, seed = settings.get_current_profile_name(), core.global_force_seed
+    profile = settings.get_profile(name)
+    yield
+    settings.register_profile(name, profile)
+    settings.load_profile(name)
+    core.global_force_seed = seed
+
+
+@pytest.mark.usefixtures("own_hypothesis")
 @pytest.mark.parametrize("place", tiered(PLACES, "a folder"), indirect=True)
 @pytest.mark.parametrize("ci", ["", pytest.param("1", marks=pytest.mark.full)])
 def test_a_run_with_another_seed_begins_with_what_was_found(
@@ -61,7 +74,7 @@ def test_a_run_with_another_seed_begins_with_what_was_found(
     options = ["--tier", "full", "--examples", place, "-p", "no:cacheprovider"]
     for seed in (1, 2):
         tried.write_text("")
-        result = pytester.runpytest_subprocess(*options, f"--hypothesis-seed={seed}")
+        result = pytester.runpytest_inprocess(*options, f"--hypothesis-seed={seed}")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.stdout.fnmatch_lines(["*number=1234*"])
         assert SECRET not in result.stdout.str() + result.stderr.str()
