@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import secrets
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +16,9 @@ from typing import Any
 
 STORE_BYTES = 100 * 2**20
 """Of Ray's object store, through which next to nothing goes; it takes no less than 75 MiB."""
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""The first makes Ray's servers listen on 127.0.0.1 alone, on Linux, too; Ray reads it when it is imported."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's servers listen on 127.0.0.1 alone, on Linux, too."""
 WORKER_PID = "{worker_pid}"
 """In a command: replaced by the process id of the worker."""
 
@@ -69,12 +73,13 @@ class Workers:
 @contextmanager
 def started(count: int, address: str, gpus: float) -> Iterator[Workers]:
     """Raises ValueError without Ray, or when there is no cluster at `address`."""
-    os.environ.update({**LOOPBACK, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"} if address else LOOPBACK)
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError("a campaign needs Ray: pip install 'draftproof[campaign]'") from error
     with tempfile.TemporaryDirectory(prefix="draftproof-", ignore_cleanup_errors=True) as folder:
+        # Ray reads them when it is imported.
+        os.environ |= _variables(address, Path(folder))
+        try:
+            import ray
+        except ImportError as error:
+            raise ValueError("a campaign needs Ray: pip install 'draftproof[campaign]'") from error
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if not address:
             options |= {"num_cpus": count, "include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -84,6 +89,42 @@ def started(count: int, address: str, gpus: float) -> Iterator[Workers]:
             yield Workers(ray, gpus)
         finally:
             ray.shutdown()
+
+
+def _variables(address: str, folder: Path) -> dict[str, str]:
+    if not address:
+        return {**QUIET, **LOOPBACK, **_own_token(folder)}
+    near = LOOPBACK if _is_loopback(address) else {}
+    # Without being told, Ray does not use the token that it has.
+    mode = {"RAY_AUTH_MODE": "token"} if "RAY_AUTH_MODE" not in os.environ and _has_token() else {}
+    return {**QUIET, **near, **mode}
+
+
+def _own_token(folder: Path) -> dict[str, str]:
+    """Other users of this machine reach its loopback, too. Ray's own file of a token is for everybody to read."""
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+def _has_token() -> bool:
+    """Whether the token of a cluster is where Ray looks for it."""
+    named = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return named or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether a cluster at HOST:PORT is one of this machine's loopback. Raises ValueError when nothing listens there:
+    Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return False
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10.0) as connection:
+            return ipaddress.ip_address(connection.getpeername()[0]).is_loopback
+    except OSError as error:
+        raise ValueError(f"--address {address}: {error}; start a cluster there with `ray start --head`") from error
 
 
 def _init(ray: Any, address: str, options: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -60,17 +62,32 @@ def test_waits(_):
 """
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start the command; what still runs when the test is over is ended."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [*COMMAND, "--out", str(tmp_path / "out"), *arguments],
-        cwd=ROOT,
-        env={**inherited, "PYTHONPATH": paths, "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    processes = []
+
+    def begin(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*COMMAND, "--out", str(tmp_path / "out"), *arguments],
+            cwd=ROOT,
+            env={**inherited, "PYTHONPATH": paths, "COLUMNS": "200", **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -104,23 +121,28 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_lost_worker_loses_no_finding(tmp_path: Path) -> None:
+def test_a_lost_worker_loses_no_finding(tmp_path: Path, start: Start) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="d-"))  # sockets lie there, whose paths must be short
     folder = tmp_path / "planted"
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_planted.py").write_text(PLANTED)
     arguments = ["--seeds", "0:3", "--workers", "2", "--suite", str(folder)]
-    process = start(tmp_path, *arguments)
+    process = start(*arguments, TMPDIR=str(temporary), HOME=str(tmp_path))
     until((folder / "killed").exists)
     worker, run = map(int, (folder / "killed").read_text().split())
     until(lambda: any("seen once" in path.read_text() for path in (tmp_path / "out" / "runs").glob("*/failures.jsonl")))
     addresses = listening(psutil.Process(process.pid))
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in temporary.glob("draftproof-*/token")}
     os.kill(worker, signal.SIGKILL)
     until(lambda: not is_running(run))
     (folder / "go").touch()
     code, output = finished(process)
 
     assert code == 1, output
+    assert not (tmp_path / ".ray").exists()
+    assert not list(temporary.iterdir())
+    assert modes == {0o600}
     assert {address.removeprefix("::ffff:") for address in addresses} <= {"127.0.0.1", "::1"}
     campaign = read(tmp_path)
     found = {finding.first.test.partition("::")[2]: finding for finding in campaign.findings.values()}
@@ -135,7 +157,9 @@ def test_a_lost_worker_loses_no_finding(tmp_path: Path) -> None:
     assert "its worker was lost" in output
     assert "begun again: 1; could not be done: 0" in output
 
-    code, again = finished(start(tmp_path, *arguments))
+    temporary.rmdir()
+
+    code, again = finished(start(*arguments))
     assert code == 1
     assert read(tmp_path) == campaign
     assert re.search(r"seeds done: 3; .*findings: 2", again)
@@ -144,7 +168,7 @@ def test_a_lost_worker_loses_no_finding(tmp_path: Path) -> None:
 @FULL
 @pytest.mark.parametrize("where", ["a folder", "a server"])
 def test_a_fault_of_an_engine_is_one_finding_on_all_seeds_and_lanes(
-    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One seed in so many meets it by itself; the next ones are shown what it met."""
     arguments = ["--workers", "2", "--engine", "suites.report.planted:WrongUsage", "--tier", "fast"]
@@ -155,7 +179,7 @@ def test_a_fault_of_an_engine_is_one_finding_on_all_seeds_and_lanes(
             monkeypatch.setenv("DRAFTPROOF_REDIS_PASSWORD", "pass-word")
             arguments += ["--redis", url]
         for seeds in ("3", "3:6"):
-            code, output = finished(start(tmp_path, "--seeds", seeds, *arguments))
+            code, output = finished(start("--seeds", seeds, *arguments))
             assert code == 1, output
             assert "pass-word" not in output
     campaign = read(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from ci.campaign import seed_range
 from ci.campaign_plugin import example_of, leaves
 from ci.campaign_state import Campaign, Failure, Scope, Task, append, opened, read_failures, write
+from ci.campaign_workers import started
 from suites.registration import suite
 
 suite(seconds=2, stage="cpu", needs="cpu")
@@ -140,3 +142,11 @@ def test_seeds_are_a_range(text: str, seeds: range) -> None:
 def test_what_is_no_range_of_seeds_is_told(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds"):
         seed_range(text)
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"--address .*ray start --head"), started(1, address, 0.0):
+            pass

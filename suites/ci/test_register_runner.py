@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -56,11 +56,12 @@ class Machine:
     home: Path
     url: str
     environment: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, runner: FakeRunner, *more: str) -> subprocess.Popen[str]:
         arguments = ["--runner-dir", str(runner.folder), "--repo", "octo/engine", "--api-url", self.url]
         arguments += ["--name", NAME, "--label", "draftproof-1-gpu", "--grace", "0.2", *more]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=self.home,
             env=self.environment,
@@ -68,6 +69,8 @@ class Machine:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(process)
+        return process
 
     def run(self, runner: FakeRunner, *more: str) -> Done:
         return finished(self.start(runner, *more))
@@ -108,7 +111,7 @@ def finished(process: subprocess.Popen[str]) -> Done:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, fake: FakeGitHub, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, fake: FakeGitHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".local"))
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     inherited = {
@@ -117,7 +120,12 @@ def machine(tmp_path: Path, fake: FakeGitHub, monkeypatch: pytest.MonkeyPatch) -
         "XDG_STATE_HOME": str(tmp_path / ".local"),
         "AWS_SECRET_ACCESS_KEY": "other-secret",
     }
-    return Machine(tmp_path, fake.url, {**inherited, "GITHUB_TOKEN": TOKEN})
+    machine = Machine(tmp_path, fake.url, {**inherited, "GITHUB_TOKEN": TOKEN})
+    yield machine
+    for process in machine.started:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE)
 
 
 def until(holds: Callable[[], bool]) -> None:
