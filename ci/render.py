@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ PYTHON = "3.11"
 SETUP = 15
 """Minutes that a job has for all but its tests: most of them go into installing torch."""
 LABEL = "gpu-approved"
-OWN_LABEL = "draftproof-"
+GITHUBS_LABELS = ("self-hosted", "linux", "x64", "arm64")
 SERIAL = ("bench", "gpu")
 """Stages whose tests would share a GPU, or measure each other."""
 RESULTS = ("build/junit.xml", "build/scorecard.json", "build/reproducers/")
@@ -45,15 +46,11 @@ def rendered() -> dict[str, str]:
 
 
 def _labels() -> str:
-    """What actionlint has to know: the labels that GitHub does not give itself."""
-    own = [label for one in runners.load().values() for label in one.labels if label.startswith(OWN_LABEL)]
-    return (
-        "\n".join(
-            ["# Made by `draftproof ci render` from ci/runners.toml.", "self-hosted-runner:", "  labels:"]
-            + [f"    - {label}" for label in own]
-        )
-        + "\n"
-    )
+    """What actionlint has to know: the labels that are not GitHub's own."""
+    labels = (label for one in runners.load().values() if not one.hosted for label in one.labels)
+    own = [f"    - {label}" for label in dict.fromkeys(labels) if label not in GITHUBS_LABELS]
+    head = ["# Made by `draftproof ci render` from ci/runners.toml.", "self-hosted-runner:", "  labels:"]
+    return "\n".join([*head, *own]) + "\n"
 
 
 def _facts() -> dict[str, Any]:
@@ -88,19 +85,19 @@ def job(group: Group) -> str:
     return f"suites-{group.stage}" if group.needs == "cpu" else f"suites-{group.stage}-{group.needs}"
 
 
-def drifted(folder: Path = FOLDER) -> dict[str, str]:
-    """The rendered texts that differ from what lies in a folder, by file name. Other files there are let alone."""
-    return {
-        name: text
-        for name, text in rendered().items()
+def drifted(texts: Mapping[str, str], folder: Path = FOLDER) -> list[str]:
+    """The rendered texts that differ from what lies in a folder, by name. Other files there are let alone."""
+    return [
+        name
+        for name, text in texts.items()
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
-    }
+    ]
 
 
-def write(folder: Path = FOLDER) -> list[str]:
-    """Render into a folder -> the names of the files that changed."""
-    changed = drifted(folder)
+def write(texts: Mapping[str, str], folder: Path = FOLDER) -> list[str]:
+    """Put them into a folder -> the names of those that changed."""
+    changed = drifted(texts, folder)
     (folder / "workflows").mkdir(parents=True, exist_ok=True)
-    for name, text in changed.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return list(changed)
+    for name in changed:
+        (folder / name).write_text(texts[name], encoding="utf-8")
+    return changed
