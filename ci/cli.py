@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ci import registry, runners, shards, stages
+from ci.register_runner import register_runner
 
 app = typer.Typer(help="Runner classes, the plan of suites, and the workflows made from them.", no_args_is_help=True)
+app.command("register-runner")(register_runner)
 
 
 @app.command("doctor")

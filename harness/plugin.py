@@ -34,6 +34,9 @@ DEADLINES = {"fast": 60.0, "full": 1800.0}
 SLOWER = 5
 """How many times as long an engine in a process of its own may take."""
 
+SHARED = "shared"
+"""The hypothesis profile of runs that share their failing examples."""
+
 JUDGES_REFUSALS = {"CONF-1"}
 """Its tests judge whether an engine may decline a drafter. CONF-2 is not among them: where the drafter is declined
 anyway, declining a broken checkpoint shows nothing."""
@@ -76,6 +79,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--checkpoints", type=Path, default=None, metavar="DIR", help="keep the known-answer checkpoints there"
     )
+    group.addoption(
+        "--examples", metavar="WHERE", help="share failing examples there with other runs: a folder, or redis://HOST"
+    )
     group.addoption("--record", type=Path, default=None, metavar="DIR", help="write every run there: docs/trace.md")
     group.addoption("--no-shrink", action="store_true", help="report the first failing example as it was found")
     group.addoption(
@@ -108,7 +114,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     examples = EXAMPLES[config.getoption("--tier")] * config.getoption("--seeds")
-    _load_hypothesis_profile(examples, shrink=not config.getoption("--no-shrink") and not _isolated(config))
+    shrink = not config.getoption("--no-shrink") and not _isolated(config)
+    _load_hypothesis_profile(examples, shrink=shrink, shared=config.getoption("--examples"))
     _refuse_unknown_names(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     deadline = config.getoption("--deadline")
@@ -128,7 +135,7 @@ def _isolated(config: pytest.Config) -> bool:
     return is_isolated(engine)
 
 
-def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
+def _load_hypothesis_profile(max_examples: int, *, shrink: bool, shared: str | None) -> None:
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.internal.conjecture import providers
 
@@ -150,7 +157,22 @@ def _load_hypothesis_profile(max_examples: int, *, shrink: bool) -> None:
     )
     settings.register_profile("local", common)
     settings.register_profile("ci", common, derandomize=True, database=None)
-    settings.load_profile("ci" if os.environ.get("CI") else "local")
+    if shared is not None:
+        _share_examples(shared, common)
+    else:
+        settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def _share_examples(where: str, common: Any) -> None:
+    from hypothesis import settings
+
+    from harness.report.examples import database
+
+    try:
+        settings.register_profile(SHARED, common, database=database(where))
+    except ValueError as error:
+        raise pytest.UsageError(f"--examples: {error}") from error
+    settings.load_profile(SHARED)
 
 
 def _refuse_unknown_names(config: pytest.Config) -> None:
@@ -214,9 +236,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]
+    shared = config.getoption("--examples") is not None
+    if shared:
+        from hypothesis import core
+
+        # With a seed for the whole session hypothesis looks into no database; each test is given its own below.
+        core.global_force_seed = None
     for item in items:
-        if invariant_ids(item):
-            _seed_property_test(item, config.getoption("hypothesis_seed"))
+        if shared or invariant_ids(item):
+            _seed_property_test(item, config.getoption("hypothesis_seed"), shared=shared)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -233,11 +261,16 @@ def _is_for_its_lane(item: pytest.Item) -> bool:
     return lane is None or all(lane in marker.args for marker in item.iter_markers("drafters"))
 
 
-def _seed_property_test(item: pytest.Item, session_seed: str) -> None:
-    from hypothesis import seed
+def _seed_property_test(item: pytest.Item, session_seed: str, *, shared: bool) -> None:
+    from hypothesis import seed, settings
 
-    if is_property(item):
-        seed(int(session_seed))(item.function)
+    if not is_property(item):
+        return
+    test = seed(int(session_seed))(item.function)
+    if shared:
+        # A seed takes the database away.
+        own = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(own, database=settings.get_profile(SHARED).database)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,21 +9,25 @@ from pathlib import Path
 
 import pytest
 
+USUAL = {"--engine": "reference", "--tier": "fast", "--seeds": 1, "--kernels": "auto", "--examples": None}
+"""Options that decide what a test does, and what they are when they are not given."""
+
 
 def command(config: pytest.Config, nodeid: str) -> str:
     """A shell line, to be run from the repository root, or from anywhere when the run was started elsewhere.
 
-    The seed alone decides the examples of a property test: with a seed given, hypothesis reads no example database.
+    The seed alone decides the examples of a property test, unless --examples names a database: failing examples of that
+    one are tried first.
     """
     root = config.rootpath
     if Path.cwd() == root:
         words = [_pytest(root), shlex.quote(nodeid)]
     else:
         words = [str(Path(sys.executable).parent / "pytest"), shlex.quote(f"{root}/{nodeid}"), f"--rootdir={root}"]
-    for option, usual in (("--engine", "reference"), ("--tier", "fast"), ("--seeds", 1), ("--kernels", "auto")):
+    for option, usual in USUAL.items():
         value = config.getoption(option)
         if value != usual:
-            words += [option, str(value)]
+            words += [option, shlex.quote(str(value))]
     words.append(f"--hypothesis-seed={config.getoption('hypothesis_seed')}")
     return " ".join((["CI=1"] if os.environ.get("CI") else []) + words)
 
