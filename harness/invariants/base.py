@@ -126,6 +126,17 @@ class InvariantError(AssertionError):
         super().__init__("\n".join(parts))
 
 
+def broken(error: BaseException, asked: Sequence[str]) -> Iterator[str]:
+    """The invariants that an error speaks of; those that were asked for, when it is none of ours."""
+    if isinstance(error, InvariantError):
+        yield from (violation.invariant for violation in error.violations)
+    elif isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from broken(inner, asked)
+    else:
+        yield from asked
+
+
 def check(violations: Iterable[Violation], reproducer: str | None = None) -> None:
     """Raise `InvariantError` unless `violations` is empty."""
     found = list(violations)

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.invariants.base import InvariantError
+from harness.invariants.base import broken
 from harness.mutants.base import ROOT
 from harness.mutants.loader import EditedModules, activate
 from harness.report.marks import invariant_ids
@@ -151,14 +151,3 @@ class Watch:
         elif report.when == "call":
             self.tell("test", test=item.nodeid, status="refused" if report.skipped else "pass")
         return report
-
-
-def broken(error: BaseException, marked: Sequence[str]) -> Iterator[str]:
-    """The invariants that an error speaks of; those that the test is marked with, when it is none of ours."""
-    if isinstance(error, InvariantError):
-        yield from (violation.invariant for violation in error.violations)
-    elif isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from broken(inner, marked)
-    else:
-        yield from marked

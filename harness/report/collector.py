@@ -75,7 +75,7 @@ class ScorecardCollector:
         return Outcome(
             engine=self.config.getoption("--engine"),
             drafter=lane_of(item) or "-",
-            invariants=invariant_ids(item),
+            invariants=_blamed(item, call) if status == "fail" else invariant_ids(item),
             status=status,
             nodeid=item.nodeid,
             examples=sum(counted) if counted else int(status == "pass"),
@@ -152,6 +152,15 @@ class ScorecardCollector:
 
         terminalreporter.section("scorecard")
         terminalreporter.write(render(self.scorecard, colour=terminalreporter.hasmarkup))
+
+
+def _blamed(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, ...]:
+    """Of several invariants that a test asks for, those that were found broken: the rest is judged by other tests."""
+    from harness.invariants.base import broken
+
+    asked = invariant_ids(item)
+    found = set() if call.excinfo is None else set(broken(call.excinfo.value, asked))
+    return tuple(name for name in asked if name in found) or asked
 
 
 def _refusal(item: pytest.Item, error: BaseException) -> str | None:

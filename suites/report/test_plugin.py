@@ -175,3 +175,35 @@ def test_what_was_not_asked_for_is_not_missed(pytester: pytest.Pytester, narrowe
     suite.mkdir()
     (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
     assert pytester.runpytest_inprocess("suites", "--drafter", "none", *narrowed).ret == pytest.ExitCode.OK
+
+
+TWO_CHECKS = """
+import pytest
+from harness.invariants import InvariantError, Violation
+
+@pytest.mark.invariant("COUNT-1", "EQUAL-1")
+@pytest.mark.parametrize("red", [("EQUAL-1",), ("COUNT-1", "EQUAL-1"), ("LAW-1",), ()])
+def test_two(lane, red):
+    if red:
+        raise InvariantError([Violation(invariant=name, message="planted") for name in red])
+    raise RuntimeError("the engine is gone")
+"""
+
+
+@pytest.mark.parametrize(
+    ("red", "cells"),
+    [
+        ("red0", {"EQUAL-1"}),
+        ("red1", {"COUNT-1", "EQUAL-1"}),
+        ("red2", {"COUNT-1", "EQUAL-1"}),
+        ("red3", {"COUNT-1", "EQUAL-1"}),
+    ],
+)
+def test_red_is_what_was_found_broken(pytester: pytest.Pytester, red: str, cells: set[str]) -> None:
+    """Of the invariants that a test asks for; all of them where it is none of these that was found."""
+    pytester.makeini("[pytest]")  # its root is here, wherever temporary files lie
+    pytester.makepyfile(TWO_CHECKS)
+    card = pytester.path / "scorecard.json"
+    pytester.runpytest_inprocess("--drafter", "none", "-k", red, "--scorecard", str(card))
+    told = json.loads(card.read_text(encoding="utf-8"))
+    assert {cell["invariant"] for cell in told if cell["status"] == "fail"} == cells
