@@ -33,7 +33,10 @@ from harness.workloads.scenarios import (
 )
 from harness.workloads.strategies import Batch, batches
 from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExamples, offering, scenarios, watched
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=8, stage="cpu", needs="cpu")
 
 TELLING = (ragged_eight, short_prompts, tiny_pool_preemption, warm_prefix, overlap_buckets)
 KEEPING_LAYERS = [name for name, spec in LANES.items() if spec.keeps_layers]

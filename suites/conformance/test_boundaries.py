@@ -9,6 +9,9 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.verdicts import at_the_end
 from suites.conformance.arrange import RecordExamples
+from suites.registration import suite
+
+suite(seconds=2.4, stage="cpu", needs="cpu")
 
 IN_EVERY_RUN = {"pages_and_chunks": 4, "context_limit": 5, "between_buckets": 2, "token_zero": 1}
 """Draft length of each sweep in the fast tier."""

@@ -12,6 +12,9 @@ from harness.workloads.lane import Lane
 from harness.workloads.scenarios import plain
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios
+from suites.registration import suite
+
+suite(seconds=7.1, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("COUNT-1")

@@ -28,7 +28,10 @@ from suites.conformance.arrange import (
     scenarios,
     watched,
 )
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=8.2, stage="cpu", needs="cpu")
 
 LAW = vocabulary("law")
 STRONG: dict[str, dict[str, Any]] = {

@@ -15,6 +15,9 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import WALK, RecordExamples
+from suites.registration import suite
+
+suite(seconds=5.2, stage="cpu", needs="cpu")
 
 REQUESTS = grammatical(WALK)
 LAW = vocabulary("law")

@@ -27,6 +27,9 @@ from harness.workloads.lane import Lane, step_bound
 from harness.workloads.scenarios import mixed_flags, ragged_eight
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import WALK
+from suites.registration import suite
+
+suite(seconds=7.8, stage="cpu", needs="cpu")
 
 HOSTILE = hostile_drafters(WALK.continue_, WALK.vocab_size, WALK.eos_token_id)
 

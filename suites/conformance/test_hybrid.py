@@ -53,7 +53,10 @@ from suites.conformance.arrange import MakeBatch, alone, offering, watched
 from suites.conformance.test_equal import SETUPS, strayed
 from suites.conformance.test_state import SNAPSHOTS
 from suites.conformance.test_state import judge as judge_state
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=3.1, stage="cpu", needs="cpu")
 
 HYBRID = vocabulary("hybrid")
 SPECULATIVE = [

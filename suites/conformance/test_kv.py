@@ -10,6 +10,9 @@ from harness.workloads.lane import Lane
 from harness.workloads.scenarios import abort_storm, mixed_flags, tiny_pool_preemption, warm_prefix
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios, watched
+from suites.registration import suite
+
+suite(seconds=2.7, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("KV-1")

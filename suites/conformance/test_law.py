@@ -32,7 +32,10 @@ from harness.workloads.laws import (
 )
 from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import DRAWING, LAW_IDS, RecordExamples, draft_methods, run_sampled, sampled_batch
+from suites.registration import suite
 from suites.tiers import FULL
+
+suite(seconds=14, stage="cpu", needs="cpu")
 
 METHODS = pytest.mark.parametrize("method", draft_methods("greedy"))
 """Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""

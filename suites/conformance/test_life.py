@@ -17,6 +17,9 @@ from harness.workloads.lives import LIVES, Life, lives, one_after_another
 from harness.workloads.scenarios import abort_storm, ragged_five, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ROW_BATCH, ROWS, RecordExamples, capped, watched
+from suites.registration import suite
+
+suite(seconds=1.7, stage="cpu", needs="cpu")
 
 Lived = tuple[Batch, Life]
 CHUNKED = (("chunk_size", 7), ("page_size", 4))

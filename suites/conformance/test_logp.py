@@ -28,7 +28,10 @@ from suites.conformance.arrange import (
     scenarios,
     watched,
 )
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=3.9, stage="cpu", needs="cpu")
 
 LAW = vocabulary("law")
 SCENES = [

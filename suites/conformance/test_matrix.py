@@ -13,6 +13,9 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.matrix import heeded, row
 from suites.conformance.arrange import RecordExamples
+from suites.registration import suite
+
+suite(seconds=4.6, stage="cpu", needs="cpu")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
 

@@ -17,7 +17,10 @@ from harness.workloads.laws import RequestedLaw
 from harness.workloads.mutilate import FAULTS, mutilate, unknown_architecture
 from harness.workloads.scenarios import plain
 from suites.conformance.arrange import WALK, RecordExamples, run_sampled, sampled_batch
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 OWN_CHECKPOINT = [name for name, spec in LANES.items() if spec.loads_checkpoint]
 UNDRAWN = [name for name, spec in LANES.items() if spec.speculative and not spec.draws]

@@ -11,6 +11,9 @@ from harness.invariants import accept_1, alias_1, alias_2, count_1, equal_2, kv_
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.strategies import tight_pool
 from suites.conformance.arrange import ROWS
+from suites.registration import suite
+
+suite(seconds=1.8, stage="cpu", needs="cpu")
 
 SEED, K = 11, 3
 

@@ -13,7 +13,10 @@ from harness.workloads.lane import Lane, step_bound
 from harness.workloads.scenarios import abort_storm, mixed_flags, plain, ragged_eight, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, RecordExamples, alone, scenarios
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=9.5, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("SCHED-1")

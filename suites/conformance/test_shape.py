@@ -14,7 +14,10 @@ from harness.workloads.scenarios import ragged_eight
 from harness.workloads.strategies import Batch
 from harness.workloads.sweeps import WIDE, dead_ends
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, offering, scenarios
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("SHAPE-1")

@@ -20,7 +20,10 @@ from harness.workloads.scenarios import (
 )
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordExamples, capped, scenarios
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=6.8, stage="cpu", needs="cpu")
 
 SNAPSHOTS = (("snapshots", True),)
 SEVERAL_LAYERS = "mtp3"

@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.engines import ENGINES, engine_factory, environments, recipes
 from harness.engines.environments import Pip, Recipe, doctor, install, version_of
+from suites.registration import suite
+
+suite(seconds=5.8, stage="cpu", needs="cpu")
 
 TOY = Recipe(engine="toy", package="pip", version="1.0", steps=lambda _: (), imports=("json",))
 """Nothing but a virtual environment, so that nothing is downloaded."""

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=1.6, stage="cpu", needs="cpu")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

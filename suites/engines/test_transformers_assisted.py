@@ -22,7 +22,10 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
 from harness.workloads.scenarios import short_prompts
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=4, stage="cpu", needs="cpu")
 
 K = 3
 PROMPTS = ("Hello, world", "a", "def f(x):", "0123456789 9876543210")

@@ -14,6 +14,9 @@ from safetensors.torch import load_file, save_file
 from harness.contract import DrafterSetup, Engine, EngineSetup, Refused, Request, SamplingParams
 from harness.engines import ENGINES, engine_factory
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, edit_config, encode, random_checkpoint
+from suites.registration import suite
+
+suite(seconds=0.8, stage="cpu", needs="cpu")
 
 
 @pytest.fixture(scope="module")

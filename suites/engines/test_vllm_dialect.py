@@ -10,6 +10,9 @@ import pytest
 
 from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
 from harness.engines.vllm import VllmDialect
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 SETUP = EngineSetup(target=Path("/target"), context_length=128)
 DIALECT = VllmDialect()

@@ -9,8 +9,11 @@ import pytest
 
 from harness.contract import EngineSetup, Run
 from harness.invariants import Misuse, accept_1, accept_2, accept_2_drift
+from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, K, assert_red, completion, delta, good_run, request, step
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 WRONG: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("lower", completion("b", accept_lens=(2, 3)), "of verify step 1", {"row": 1, "step": 2, "expected": 4, "got": 3}),

@@ -13,8 +13,11 @@ from harness.contract import DrafterSetup, HiddenStates, LogprobRow, Run, StepTr
 from harness.invariants import Misuse, Scribbler, Violation, alias_1, alias_1_layers, alias_2, alias_2_scribbled
 from harness.invariants.memory import own_storage_flaw
 from harness.invariants.scribble import canary
+from suites.registration import suite
 
 from .builders import WIDTH, Corruption, assert_red, both, completion, delta, good_run, name_row, request, rows, step
+
+suite(seconds=0.4, stage="cpu", needs="cpu")
 
 
 def decode_rows(change: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], HiddenStates]:

@@ -23,8 +23,11 @@ from harness.invariants import (
     sched_1,
     state_2,
 )
+from suites.registration import suite
 
 from .builders import completion, good_run, step
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 CATALOGUE = {
     *("COUNT-1", "COUNT-2", "SHAPE-1", "SHAPE-2", "ALIAS-1", "ALIAS-2", "FINISH-1", "FINISH-2", "EQUAL-1", "EQUAL-2"),

@@ -10,8 +10,11 @@ import torch
 
 from harness.contract import HiddenStates, Run, SpecCounters, Usage
 from harness.invariants import count_1, count_2, count_2_blocks
+from suites.registration import suite
 
 from .builders import Corruption, assert_red, both, completion, delta, good_run, request, step, two_requests
+
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 
 def hidden(prefill: int | None = None, decode: int | None = None) -> Any:

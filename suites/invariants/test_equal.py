@@ -12,8 +12,11 @@ import torch
 from harness.contract import HiddenStates, LogprobRow, Usage
 from harness.invariants import Misuse, equal_1, equal_2
 from harness.invariants.compare import same_logprob_row
+from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, assert_red, both, completion, good_run, request
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 LONGER = both(completion("b", token_ids=(11, 10, 5, 12, 15, 14, 9)), completion("b", usage=Usage(5, 7)))
 

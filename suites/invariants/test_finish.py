@@ -9,8 +9,11 @@ import pytest
 
 from harness.contract import Request, Run, Usage
 from harness.invariants import Misuse, finish_1, finish_1_alone, finish_2, finish_2_alone, finish_2_minimum
+from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, assert_red, both, completion, follower, good_run, request, step, text_of
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 # a: prompt 1 2 3, then 2 13 4 7 6 1 8 11; b: prompt 4 5 6 7 8, then 11 10 5 12 15 14.
 A = (2, 13, 4, 7, 6, 1, 8, 11)

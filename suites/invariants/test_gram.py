@@ -10,8 +10,11 @@ import torch
 
 from harness.contract import Run, Usage
 from harness.invariants import Misuse, gram_1
+from suites.registration import suite
 
 from .builders import Corruption, assert_red, both, completion, good_run, step, text_of
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 # a: prompt 1 2 3, then 2 | 13 4 7 | 6 | 1 8 11 (12); b: prompt 4 5 6 7 8, then 11 | 10 5 | 12 15 14 (9).
 TEXTS = {"a": "cnehgbil", "b": "lkfmpo"}

@@ -11,8 +11,11 @@ import torch
 
 from harness.contract import HiddenStates
 from harness.invariants import kv_1, kv_1_poison
+from suites.registration import suite
 
 from .builders import PAGES, WIDTH, Corruption, assert_red, both, completion, delta, good_run, step
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 
 def held(**pages: tuple[int, ...]) -> Any:

@@ -13,10 +13,13 @@ from harness.contract import Request, Run, SamplingParams
 from harness.invariants import Misuse, Violation, law_1, law_2, law_3, law_3_independent
 from harness.invariants.blocks import PREFILL, Place, places
 from harness.oracles.evidence import Evidence
+from suites.registration import suite
 
 from .builders import assert_red, completion, good_run, request, step
 from .builders import law as builders_law
 from .sampled import LAWS, Fault, ask, complete, honest, law, moved, run_of, sampled_run
+
+suite(seconds=1.4, stage="cpu", needs="cpu")
 
 
 def strict(asked: Request, output: tuple[int, ...]) -> Any:

@@ -10,8 +10,11 @@ import torch
 
 from harness.contract import LogprobRow
 from harness.invariants import Misuse, Violation, logp_1
+from suites.registration import suite
 
 from .builders import VOCAB, Corruption, assert_red, completion, good_run, law, logprob_row
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 PROMPT, TOKENS = (4, 5, 6, 7, 8), (11, 10, 5, 12, 15, 14)
 

@@ -12,6 +12,9 @@ from harness.contract import Run
 from harness.contract.request import PooledRows
 from harness.invariants import Misuse, alias_1_pooled, alias_2, equal_2, judge
 from suites.invariants.builders import WIDTH, assert_red, completion, good_run, request, rows
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 PROMPT_LEN = 5
 

@@ -34,8 +34,11 @@ from harness.invariants import (
     sched_3,
     state_1,
 )
+from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, completion, delta, fresh, good_run, law, rows, snapshot, step
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 GARBAGE: list[Any] = [
     None,

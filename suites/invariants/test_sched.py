@@ -9,8 +9,11 @@ import pytest
 
 from harness.contract import Run, StepTrace
 from harness.invariants import Misuse, sched_1, sched_2, sched_3
+from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, assert_red, both, completion, delta, good_run, request, step, two_requests
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 
 def without_a() -> Run:

@@ -12,8 +12,11 @@ import torch
 
 from harness.contract import Action, DrafterSetup, ProposeTrace, Run, TensorFacts
 from harness.invariants import shape_1, shape_2
+from suites.registration import suite
 
 from .builders import VOCAB, Corruption, K, assert_red, completion, delta, good_run, step
+
+suite(seconds=0.4, stage="cpu", needs="cpu")
 
 
 def proposal(tensor: torch.Tensor, **changes: Any) -> Corruption:

@@ -12,8 +12,11 @@ import torch
 from harness.contract import StateSnapshot
 from harness.invariants import Misuse, state_1, state_2
 from harness.invariants.trace import is_known, key_of
+from suites.registration import suite
 
 from .builders import Corruption, assert_red, fresh, good_run, request, rows, snapshot, step
+
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 
 def edited(field: str, change: Callable[[torch.Tensor], Any]) -> Corruption:

@@ -11,6 +11,10 @@ from kernels.apply_penalties import apply_penalties, launch, reference
 from suites.kernels.guard import compare
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, logits, offset_rows
 from suites.kernels.support import batches, examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.4, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 def counts(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

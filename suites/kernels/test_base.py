@@ -10,6 +10,10 @@ import torch
 from kernels import KERNELS
 from kernels.base import Choice, Kernel, choose_backend, interpreted
 from suites.kernels.guard import DEVICE
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from kernels.build_tree import MaskMode, build_tree
 from suites.kernels.guard import compare
 from suites.kernels.support import batches, examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=1.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 MODES: tuple[MaskMode, ...] = ("full", "qlen_only", "packed")
 

@@ -14,6 +14,9 @@ from harness.cli import app, main
 from harness.report import kernels as tables
 from kernels import KERNELS, compile
 from kernels.compile import TARGETS, Compiled
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 FINE = Compiled(kernel="fill_bonus_tokens", variant=0, target="sm_90", registers=20, spills=0, shared=64)
 

@@ -9,6 +9,9 @@ import pytest
 
 from kernels import KERNELS
 from kernels.compile import CACHE, TARGETS, Compiled, Job, compile_all, compiled_targets, jobs, objections
+from suites.registration import suite
+
+suite(seconds=56, stage="cpu", needs="cpu")
 
 SHARED_LIMIT = {
     "sm_80": 163 * 1024,

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels.copy_request_slots import copy_request_slots
 from suites.kernels.guard import compare
 from suites.kernels.support import batches, examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

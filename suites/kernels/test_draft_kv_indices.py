@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels.draft_kv_indices import draft_kv_indices
 from suites.kernels.guard import compare
 from suites.kernels.support import examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

@@ -30,7 +30,11 @@ from suites.kernels.laws import (
     sequences,
 )
 from suites.kernels.trees import links
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=6, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 Verify = Callable[..., tuple[torch.Tensor, ...]]
 Fault = Callable[[Verify], Verify]

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from kernels.expand_per_request import TYPES, expand_per_request
 from suites.kernels.guard import compare
 from suites.kernels.support import batches, examples, generator, seeds
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

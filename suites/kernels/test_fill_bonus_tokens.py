@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels.fill_bonus_tokens import fill_bonus_tokens
 from suites.kernels.guard import compare
 from suites.kernels.support import examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

@@ -11,6 +11,10 @@ from kernels.filter_logits import filter_logits, launch, reference
 from suites.kernels.guard import compare
 from suites.kernels.rows import VOCABS, logits, offset_rows
 from suites.kernels.support import examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=3.8, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 INF = torch.inf
 

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels.gather_hidden_rows import gather_hidden_rows
 from suites.kernels.guard import compare
 from suites.kernels.support import batches, examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.4, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

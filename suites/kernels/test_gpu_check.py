@@ -14,6 +14,9 @@ from ci import gpu_bench, gpu_check
 from ci.gpu_cases import CASES
 from kernels import KERNELS
 from suites.kernels.guard import DEVICE
+from suites.registration import suite
+
+suite(seconds=3.2, stage="cpu", needs="cpu")
 
 SCRIPT = Path(gpu_check.__file__).with_suffix(".sh")
 

@@ -9,6 +9,10 @@ import torch
 
 from kernels.base import expect_inner_contiguous
 from suites.kernels.guard import compare
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 Fault = Callable[[torch.Tensor, torch.Tensor], None]
 """What goes wrong, given the argument and the output."""

@@ -28,6 +28,10 @@ from kernels.paged_attention import paged_attention
 from kernels.prepare_next_token import prepare_next_token
 from kernels.shift_append import shift_append
 from suites.kernels.guard import DEVICE, tensors_of
+from suites.registration import suite
+
+suite(seconds=0.4, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 APART = 2**30 + 8
 BELOW = 2**31

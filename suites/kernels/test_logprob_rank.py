@@ -14,6 +14,10 @@ from kernels.logprob_rank import KERNEL, launch, launch_arguments, logprob_rank,
 from suites.kernels.guard import compare
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, logits, offset_rows
 from suites.kernels.support import batches, examples, generator, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.8, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 ULP = 2.0**-23
 

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels.move_kv_rows import move_kv_rows
 from suites.kernels.guard import compare
 from suites.kernels.support import examples, generator, seeds
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

@@ -11,6 +11,10 @@ from kernels.topn_gather import launch, reference, topn_gather
 from suites.kernels.guard import compare
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, logits, offset_rows
 from suites.kernels.support import examples, seeds, strided
+from suites.registration import suite
+
+suite(seconds=1, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 ULP = 2.0**-23
 

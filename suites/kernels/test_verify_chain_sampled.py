@@ -12,6 +12,10 @@ from suites.kernels.chains import chain, check_block
 from suites.kernels.guard import compare
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, offset_rows, probabilities
 from suites.kernels.support import examples, seeds, strided
+from suites.registration import suite
+
+suite(seconds=0.9, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

@@ -11,6 +11,10 @@ from kernels.verify_tree_greedy import verify_tree_greedy
 from suites.kernels.guard import compare
 from suites.kernels.support import batches, examples, generator, seeds, strided
 from suites.kernels.trees import check_verdict, links, random_links
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 
 @examples

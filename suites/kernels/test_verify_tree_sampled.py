@@ -12,6 +12,10 @@ from suites.kernels.guard import compare
 from suites.kernels.rows import EDGE_VOCABS, VOCABS, offset_rows, probabilities, uniforms
 from suites.kernels.support import examples, generator, seeds, strided
 from suites.kernels.trees import check_verdict, links, random_links
+from suites.registration import suite
+
+suite(seconds=2.3, stage="cpu", needs="cpu")
+suite(seconds=10, stage="gpu", needs="1-gpu")
 
 Args = tuple[torch.Tensor, ...]
 

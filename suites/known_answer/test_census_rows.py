@@ -10,6 +10,9 @@ import torch
 from harness.known_answer import dense
 from harness.known_answer.census import BAND, HEAD_DIM, LAG, ROPE_THETA
 from suites.known_answer.support import DTYPES
+from suites.registration import suite
+
+suite(seconds=0.6, stage="cpu", needs="cpu")
 
 
 def readings(target, rows):

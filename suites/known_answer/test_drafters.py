@@ -9,7 +9,10 @@ from harness.known_answer.base import accept_lens
 from harness.known_answer.census import LAG
 from harness.known_answer.dense import greedy
 from suites.known_answer.support import DTYPES, dense, dense_accept_lens
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=3.1, stage="cpu", needs="cpu")
 
 READING = ("eagle", "eagle3", "mtp", "medusa", "frozen_kv_mtp", "dflash")
 RECURSIVE = ("eagle", "eagle3", "mtp", "mtp3", "frozen_kv_mtp")

@@ -11,6 +11,9 @@ from harness.known_answer.census import LAG
 from harness.known_answer.dense import target_states
 from harness.known_answer.hybrid import DIGITS, FAST, SEEN_UNIT, SLOW
 from suites.known_answer.support import dense
+from suites.registration import suite
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 from harness.known_answer import build, family
 from harness.known_answer.tokenizer import characters, text_of
 from suites.known_answer.support import DTYPES
+from suites.registration import suite
+
+suite(seconds=0.9, stage="cpu", needs="cpu")
 
 ATTENTION = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
 MLP = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}

@@ -11,6 +11,9 @@ from harness.known_answer.drafters.ngram import look_up
 from harness.workloads.acceptance import verify_steps
 from harness.workloads.known import known_family, vocabulary
 from harness.workloads.scenarios import repeats
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 CLAIMS = Capabilities(engine="any", version="", drafters=frozenset(), features=frozenset())
 

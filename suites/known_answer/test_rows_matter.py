@@ -7,7 +7,10 @@ import torch
 
 from harness.known_answer.census import LAG
 from suites.known_answer.support import dense, dense_accept_lens
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=4.5, stage="cpu", needs="cpu")
 
 LAST_ROW_FAULTS = {
     "shifted back by one": lambda rows: torch.cat([rows[:1], rows[:-1]]),

@@ -10,7 +10,10 @@ from harness.known_answer.census import LAG, CensusTarget
 from harness.known_answer.dense import greedy, target_states
 from harness.known_answer.markov import MarkovTarget, soft_law, walk_law, walk_successors
 from suites.known_answer.support import DTYPES
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=2, stage="cpu", needs="cpu")
 
 FORWARD = [(name, dtype) for dtype in DTYPES for name in FAMILIES]
 

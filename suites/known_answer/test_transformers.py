@@ -10,7 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 
 from harness.known_answer.census import LAG
 from suites.known_answer.support import DTYPES
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=1, stage="cpu", needs="cpu")
 
 logging.disable_progress_bar()
 

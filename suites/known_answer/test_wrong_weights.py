@@ -8,6 +8,9 @@ import torch
 from harness.known_answer.base import Weights
 from harness.known_answer.dense import target_states
 from harness.known_answer.dense_drafters import dense_drafter
+from suites.registration import suite
+
+suite(seconds=2.1, stage="cpu", needs="cpu")
 
 INITIAL = 0.02
 """Standard deviation of a freshly initialised matrix; norm weights start at 1 and biases at 0."""

@@ -10,6 +10,9 @@ from harness.mutants import general, survey
 from harness.mutants.equivalent import EQUIVALENT
 from harness.mutants.general import Change, changes
 from harness.mutants.runs import Laboratory
+from suites.registration import suite
+
+suite(seconds=4, stage="cpu", needs="cpu")
 
 MODULE = '''
 """A docstring with 1 < 2."""

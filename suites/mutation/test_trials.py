@@ -12,6 +12,9 @@ from harness.cli import app
 from harness.mutants import Edit, Mutant, zoo
 from harness.mutants.runs import Laboratory, Trial, Verdict
 from harness.report.zoo import describe
+from suites.registration import suite
+
+suite(seconds=16, stage="cpu", needs="cpu")
 
 FEW = ("suites/conformance/test_count.py::test_rows_per_token",)
 

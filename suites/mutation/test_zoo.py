@@ -10,6 +10,9 @@ from harness.mutants import FAMILIES, BadMutant, Edit, Mutant, family, from_fold
 from harness.mutants.base import ROOT, edited_sources
 from harness.mutants.catalogue import bug, bugs
 from harness.workloads.lanes import LANES, catalogue
+from suites.registration import suite
+
+suite(seconds=0.8, stage="cpu", needs="cpu")
 
 FORM = """
 from harness.mutants import Edit, Mutant

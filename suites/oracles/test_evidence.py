@@ -11,6 +11,9 @@ import pytest
 from scipy import stats
 
 from harness.oracles.evidence import STRENGTH, Evidence, Floats, log_wealth
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 LAW = np.array([0.6, 0.3, 0.1])
 

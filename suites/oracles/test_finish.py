@@ -13,6 +13,9 @@ from harness.contract import Request, SamplingParams
 from harness.invariants import finish_1, finish_1_alone
 from harness.oracles.finish import Finish, expected_completion, finish, greedy_stream
 from suites.invariants.builders import ACCEPTS, good_run, request
+from suites.registration import suite
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 
 def text_of(tokens: tuple[int, ...]) -> str:

@@ -12,6 +12,9 @@ import pytest
 
 from harness.contract import SamplingParams, json_expression, reading_of, regex_expression
 from harness.oracles import canonical_grammar, following_ids, masked_stream
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 PATTERNS = (
     "a*b*",

@@ -20,6 +20,9 @@ from transformers.generation.logits_process import (
 
 from harness.contract import Capabilities, SamplingParams
 from harness.oracles.sampling import ORDER, History, block_law, decision_gap, next_token_law, support
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 EMPTY = History(prompt=(0,))
 LAW = np.array([0.4, 0.3, 0.2, 0.1])

@@ -19,6 +19,9 @@ from harness.oracles.statistics import (
     tally,
     total_variation,
 )
+from suites.registration import suite
+
+suite(seconds=0.6, stage="cpu", needs="cpu")
 
 LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 

@@ -25,6 +25,9 @@ from harness.known_answer import FAMILIES, build
 from harness.workloads.random_checkpoints import random_checkpoint
 from reference_engine import EngineConfig, LLMEngine
 from reference_engine import SamplingParams as EngineSamplingParams
+from suites.registration import suite
+
+suite(seconds=60, stage="bench", needs="cpu")
 
 pytestmark = pytest.mark.perf
 

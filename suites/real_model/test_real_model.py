@@ -21,6 +21,9 @@ from harness.invariants.base import check
 from harness.invariants.count import count_1
 from harness.invariants.equal import equal_1
 from harness.workloads.real_model import PROMPTS, RealModelMissing, draft_checkpoint, find_gguf, target_checkpoint
+from suites.registration import suite
+
+suite(seconds=60, stage="real-model", needs="cpu")
 
 pytestmark = pytest.mark.real_model
 

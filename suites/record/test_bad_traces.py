@@ -16,6 +16,9 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import ragged_five
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 
 @pytest.fixture(scope="module")

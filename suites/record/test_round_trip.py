@@ -31,6 +31,9 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import SCENARIOS
 from harness.workloads.verdicts import of_a_recording
+from suites.registration import suite
+
+suite(seconds=1.2, stage="cpu", needs="cpu")
 
 CLAIMS = Capabilities(engine="ours", version="1", drafters=frozenset({"EAGLE"}), features=frozenset({"logprobs"}))
 

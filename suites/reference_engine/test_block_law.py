@@ -40,6 +40,9 @@ from suites.reference_engine.laws import (
     sequences,
     target_law,
 )
+from suites.registration import suite
+
+suite(seconds=2.9, stage="cpu", needs="cpu")
 
 VOCAB, EOS = 5, 4
 TEXTS = ("0", "1", "2", "3", "")

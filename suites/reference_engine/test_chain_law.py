@@ -25,6 +25,9 @@ from suites.reference_engine.laws import (
     sequences,
     target_law,
 )
+from suites.registration import suite
+
+suite(seconds=3, stage="cpu", needs="cpu")
 
 Verify = Callable[..., Verdict]
 FINAL_CELLS = 12

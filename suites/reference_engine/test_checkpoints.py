@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM
 from harness.contract import Completion, DType, EngineSetup, Request, SamplingParams
 from harness.engines import engine_factory
 from harness.workloads.random_checkpoints import edit_config, encode, random_checkpoint
+from suites.registration import suite
+
+suite(seconds=3.2, stage="cpu", needs="cpu")
 
 TOLERANCE: dict[DType, float] = {"float32": 1e-4, "float64": 1e-9}
 PROMPTS = ("a", "Hello, world", "0123456789 " * 9)

@@ -13,6 +13,9 @@ from harness.contract import EngineSetup, Refused
 from harness.engines import engine_factory
 from reference_engine import EngineConfig, LLMEngine, SamplingParams, SpecConfig
 from suites.reference_engine.conftest import OpenLane
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 CHAIN: dict[str, Any] = {"method": "EAGLE", "num_steps": 3, "num_draft_tokens": 4}
 TREE: dict[str, Any] = {"method": "EAGLE", "num_steps": 3, "topk": 2, "num_draft_tokens": 6}

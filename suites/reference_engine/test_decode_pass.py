@@ -13,6 +13,9 @@ from harness.workloads.lane import Lane
 from reference_engine import EngineConfig
 from reference_engine.decode_pass import GraphedPass, Recorded, TargetPass, page_bucket
 from suites.reference_engine.conftest import OpenLane
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 TENSORS = ("token_ids", "draft_tokens", "cache_positions", "hidden", "aux", "logits")
 

@@ -22,7 +22,10 @@ from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from reference_engine.engine import LLMEngine
 from suites.conformance.arrange import MakeBatch, watched
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=3, stage="cpu", needs="cpu")
 
 CENSUS = vocabulary("census")
 DEPTH = 3

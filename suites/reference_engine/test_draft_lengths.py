@@ -25,6 +25,9 @@ from reference_engine.request import RequestState, SamplingParams
 from suites.conformance.arrange import WALK
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask, drawn
+from suites.registration import suite
+
+suite(seconds=2.5, stage="cpu", needs="cpu")
 
 K = 4
 CHAIN = SpecConfig(method="EAGLE", num_steps=K, num_draft_tokens=K + 1)

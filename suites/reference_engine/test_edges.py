@@ -16,6 +16,9 @@ from reference_engine import EngineConfig, LLMEngine
 from reference_engine import SamplingParams as EngineParams
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
+from suites.registration import suite
+
+suite(seconds=2.4, stage="cpu", needs="cpu")
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 

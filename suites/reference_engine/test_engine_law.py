@@ -22,7 +22,10 @@ from reference_engine.sampling.processors import SamplingBatch
 from suites.reference_engine.block_places import judged, prefilled, requests, wrong
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import Method
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=7.9, stage="cpu", needs="cpu")
 
 CELLS = [(name, method) for name, lane in LANES.items() for method in DRAFT_METHODS[: 1 + lane.speculative]]
 

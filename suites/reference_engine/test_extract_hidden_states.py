@@ -12,6 +12,9 @@ from harness.engines import engine_factory
 from harness.invariants import alias_1_layers, check
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask, run
+from suites.registration import suite
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 LANE, FAMILY = "EXTRACT", "census-stutter"
 

@@ -17,6 +17,9 @@ from harness.oracles.finish import finish
 from reference_engine.batch import Batch, StepResult
 from reference_engine.output import Detokenizer, OutputProcessor
 from reference_engine.request import RequestState, SamplingParams, Status
+from suites.registration import suite
+
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 VOCAB, EOS = 16, 2
 

@@ -18,6 +18,9 @@ from harness.engines.reference import ReferenceEngine
 from reference_engine.drafters.base import Proposal, ProposeInputs
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 SCHEDULE: dict[str, Any] = {"chunk_size": 3, "num_pages": 18, "page_size": 4, "overlap": True, "batch_buckets": (3, 8)}
 """Chunks, preemptions, padded rows: everything that could make a drafter write where it should not."""

@@ -19,6 +19,9 @@ from reference_engine import EngineConfig, LLMEngine, SamplingParams
 from reference_engine.grammar import Grammars, Matcher, draft_masks, next_token_mask, unpacked
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask, run
+from suites.registration import suite
+
+suite(seconds=0.9, stage="cpu", needs="cpu")
 
 VOCAB, EOS = 64, 2
 TEXTS = tuple("" if token == EOS else text for token, text in enumerate(characters(VOCAB, EOS)))

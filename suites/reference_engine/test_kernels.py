@@ -15,7 +15,10 @@ from harness.workloads.lanes import LANES
 from reference_engine import EngineConfig
 from suites.kernels.interpreter import INSTALLED
 from suites.reference_engine.conftest import OpenLane
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=2, stage="cpu", needs="cpu")
 
 pytestmark = [
     pytest.mark.kernels,

@@ -19,6 +19,9 @@ from reference_engine.engine import StepOutput
 from reference_engine.model.weights import Weights
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import PROMPT
+from suites.registration import suite
+
+suite(seconds=0.9, stage="cpu", needs="cpu")
 
 LENGTH = 8
 

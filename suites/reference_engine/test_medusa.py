@@ -22,6 +22,9 @@ from harness.known_answer.markov import MarkovTarget
 from reference_engine.drafters.base import Proposal, ProposeInputs
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask, drawn, run
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 
 @pytest.fixture

@@ -17,6 +17,9 @@ from reference_engine import SpecConfig
 from reference_engine.drafters.ngram import look_up
 from reference_engine.pool import PLACEHOLDER
 from suites.reference_engine.conftest import OpenLane
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reference_engine.cache.pages import PageAllocator
+from suites.registration import suite
+
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 NUM_PAGES, PAGE_SIZE = 8, 2
 TRUNKS = ((0, 1, 1, 0, 1, 0, 0, 1, 1, 1), (0, 1, 1, 0, 0, 1, 0, 1, 0, 0))

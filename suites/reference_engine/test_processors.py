@@ -14,6 +14,9 @@ from harness import contract
 from harness.oracles import sampling as oracle
 from reference_engine.request import RequestState, SamplingParams
 from reference_engine.sampling.processors import History, SamplingBatch, adjust_logits, draw, heated, probabilities
+from suites.registration import suite
+
+suite(seconds=1.3, stage="cpu", needs="cpu")
 
 VOCAB = 7
 EOS = (6,)

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from reference_engine.sampling.random import CounterRandom, Stream
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 RANDOM = CounterRandom()
 FALSE_ALARMS = 1e-6

@@ -25,6 +25,9 @@ from reference_engine.cache.kv import NULL_PAGE, POISON
 from reference_engine.cache.recurrent import RecurrentCache, RecurrentPass
 from reference_engine.model.config import ModelConfig
 from suites.reference_engine.support import ask
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 PROMPTS = (tuple(range(3, 24)), (7,), (5, 9, 5, 30, 1, 1))
 

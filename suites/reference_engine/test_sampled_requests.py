@@ -19,7 +19,10 @@ from reference_engine import SamplingParams as EngineParams
 from reference_engine.sampling.random import CounterRandom, Stream
 from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=4.7, stage="cpu", needs="cpu")
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP", "DFLASH"]

@@ -14,6 +14,9 @@ import pytest
 from harness.contract import DrafterSetup, EngineSetup, Request, SamplingParams
 from harness.engines import engine_factory
 from harness.workloads.random_checkpoints import VOCAB_SIZE, random_checkpoint
+from suites.registration import suite
+
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 
 @pytest.fixture(scope="module")

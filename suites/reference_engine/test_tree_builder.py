@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from reference_engine.drafters.tree import TreeBuilder
 from reference_engine.pool import PLACEHOLDER
+from suites.registration import suite
+
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 Path = tuple[int, ...]
 

@@ -25,7 +25,10 @@ from suites.reference_engine.laws import (
     seeded_laws,
     target_law,
 )
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=3.8, stage="cpu", needs="cpu")
 
 Verify = Callable[..., Verdict]
 Tree = tuple[Tokens, Tokens]

@@ -19,6 +19,9 @@ from reference_engine.sampling.processors import SamplingBatch
 from reference_engine.sampling.random import CounterRandom
 from reference_engine.sampling.sampler import Window
 from reference_engine.verification.tree import tree_of
+from suites.registration import suite
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 VOCAB, NUM_DRAFTS = 6, 4
 

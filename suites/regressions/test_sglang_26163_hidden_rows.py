@@ -17,7 +17,10 @@ from harness.workloads.lane import Lane
 from reference_engine.batch import StepResult
 from reference_engine.output import OutputProcessor
 from reference_engine.request import RequestOutput, RequestState
+from suites.registration import suite
 from suites.regressions.support import accepting, asking, errs, long_enough, misattributed, observe, owners
+
+suite(seconds=2.6, stage="cpu", needs="cpu")
 
 CAPS = (8, 6, 9, 7)
 Rows = Callable[[StepResult, int, list[int]], list[int]]

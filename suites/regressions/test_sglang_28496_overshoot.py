@@ -17,6 +17,7 @@ from harness.workloads.lane import Lane
 from reference_engine.batch import StepResult
 from reference_engine.output import OutputProcessor
 from reference_engine.request import RequestOutput, RequestState
+from suites.registration import suite
 from suites.regressions.support import (
     asking,
     census,
@@ -28,6 +29,8 @@ from suites.regressions.support import (
     observe,
     owners,
 )
+
+suite(seconds=1.5, stage="cpu", needs="cpu")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,10 @@ from harness.invariants import alias_2, judge, shape_1
 from harness.workloads.lane import Lane
 from reference_engine.drafters import DRAFTERS as METHODS
 from reference_engine.drafters.base import Drafter, Proposal, ProposeInputs
+from suites.registration import suite
 from suites.regressions.support import asking, crash, family_of, lanes, observe
+
+suite(seconds=1.4, stage="cpu", needs="cpu")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *, first_column: bool = False) -> None:

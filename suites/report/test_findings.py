@@ -12,6 +12,9 @@ from harness.engines import recipes
 from harness.invariants import INVARIANTS
 from harness.report.findings import ANY, FILE, Finding, objections, read
 from harness.workloads.lanes import LANES, catalogue
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 ROWS = Finding(
     id="V9", engine="toy", versions=("1.0",), kind="fault", title="rows of a neighbour", cells={"EAGLE": ("ALIAS-1",)}

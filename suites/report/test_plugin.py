@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
+from suites.registration import suite
 from suites.tiers import tiered
+
+suite(seconds=11, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = "suites/conformance/test_count.py"

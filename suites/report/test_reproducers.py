@@ -16,6 +16,9 @@ from harness.engines.isolated import EngineFailure, IsolatedFactory
 from harness.engines.isolated.engine import WORKERS
 from harness.report.reproducers import Failure, reproduce
 from suites.engines.isolated.test_faults import FAKE, FakeDialect
+from suites.registration import suite
+
+suite(seconds=0.6, stage="cpu", needs="cpu")
 
 Make = Callable[[str], IsolatedFactory]
 REQUESTS = tuple(Request(request_id=f"q{i}", prompt_token_ids=(5, 6, 7, 8 + i)) for i in range(5))

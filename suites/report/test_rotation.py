@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from harness.report.rotation import TURNS, out_of_turn
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 LANES = [f"lane{number}" for number in range(12)]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.report.workers import lane_scheduling
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 LANES = ["none", "EAGLE", "EAGLE3", "EAGLE-tree"]
 

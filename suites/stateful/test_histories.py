@@ -16,6 +16,9 @@ from harness.workloads.machine import EngineMachine
 from reference_engine.cache.pages import PageAllocator
 from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.scheduler import Scheduler
+from suites.registration import suite
+
+suite(seconds=5.3, stage="cpu", needs="cpu")
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

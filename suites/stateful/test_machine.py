@@ -8,6 +8,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from harness.workloads.lane import Lane
 from harness.workloads.machine import EngineMachine
+from suites.registration import suite
+
+suite(seconds=5.1, stage="cpu", needs="cpu")
 
 STEPS = {"fast": 15, "full": 50}
 

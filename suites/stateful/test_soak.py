@@ -10,6 +10,9 @@ from harness.workloads import soak
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from reference_engine.scheduler import Scheduler
+from suites.registration import suite
+
+suite(seconds=0.7, stage="cpu", needs="cpu")
 
 WALK = vocabulary("walk")
 SETUP = {"family": "walk", "page_size": 4, "num_pages": 120}

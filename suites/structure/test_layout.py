@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.workloads.lanes import LANES, catalogue
+from suites.registration import suite
+
+suite(seconds=2, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("harness", "reference_engine", "kernels", "suites", "ci")

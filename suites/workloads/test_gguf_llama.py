@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from harness.workloads.gguf_llama import _rotate_half_rows
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 HEADS, DIM, HIDDEN = 3, 8, 5
 

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from harness.contract import PLACEHOLDER
 from harness.workloads.hostile import accept_exactly, accept_pattern, hostile_drafters
 from harness.workloads.known import vocabulary
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 WALK = vocabulary("walk")
 HOSTILE = hostile_drafters(WALK.continue_, WALK.vocab_size, WALK.eos_token_id)

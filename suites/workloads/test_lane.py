@@ -12,6 +12,9 @@ from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane, fit_request
 from harness.workloads.lanes import LANES
 from harness.workloads.scenarios import mixed_flags
+from suites.registration import suite
+
+suite(seconds=0.6, stage="cpu", needs="cpu")
 
 FLAGGED = mixed_flags(vocabulary("walk")).requests
 EVERYTHING = frozenset(field.name for field in fields(SamplingParams)) | {"return_hidden_states"}

@@ -27,6 +27,9 @@ from harness.workloads.laws import (
     processors,
     seeded_batch,
 )
+from suites.registration import suite
+
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 EVERYTHING = frozenset(field.name for field in fields(SamplingParams))
 CLAIMS = Capabilities(engine="any", version="0", drafters=frozenset(), features=EVERYTHING)

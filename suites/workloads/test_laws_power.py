@@ -16,6 +16,9 @@ from harness.oracles.evidence import Floats, log_wealth
 from harness.oracles.statistics import total_variation
 from harness.workloads.known import known_family
 from harness.workloads.laws import COIN_IDS, GROUPS, NUM_STEPS, PLANS, SHORT, RequestedLaw, kinds, law_alpha, processors
+from suites.registration import suite
+
+suite(seconds=1.6, stage="cpu", needs="cpu")
 
 EVERYTHING = frozenset(field.name for field in fields(SamplingParams))
 CLAIMS = Capabilities(engine="any", version="0", drafters=frozenset(), features=EVERYTHING)

@@ -10,6 +10,9 @@ import pytest
 
 from harness.workloads import real_model
 from harness.workloads.real_model import RealModelMissing, find_gguf
+from suites.registration import suite
+
+suite(seconds=1.2, stage="cpu", needs="cpu")
 
 SUITES = Path(__file__).resolve().parents[1]
 

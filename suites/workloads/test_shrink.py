@@ -10,6 +10,9 @@ from hypothesis import given
 
 from harness.contract import Request, SamplingParams
 from harness.workloads.shrink import shrink
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 
 def request(name: str, prompt: int = 12, new: int = 20, **sampling: object) -> Request:

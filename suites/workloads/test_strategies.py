@@ -12,6 +12,9 @@ from harness.workloads.known import vocabulary
 from harness.workloads.scenarios import SCENARIOS, tiny_pool_preemption
 from harness.workloads.strategies import MAX_NEW_TOKENS, MAX_REQUESTS, Batch, batches, tight_pool
 from harness.workloads.sweeps import caps, depth, ends_of_sequence, minimum_lengths, stops_and_caps, two_stops
+from suites.registration import suite
+
+suite(seconds=2, stage="cpu", needs="cpu")
 
 WALK = vocabulary("walk")
 FINISHES = ("stop_token_ids", "stop", "min_new_tokens", "ignore_eos")

@@ -19,6 +19,9 @@ from harness.contract import Capabilities, Engine, EngineSetup, Refused, Request
 from harness.engines.isolated import Deadlines, EngineFailure, IsolatedEngine, IsolatedFactory, Worker
 from harness.engines.isolated.engine import WORKERS
 from harness.record.values import plain
+from suites.registration import suite
+
+suite(seconds=13, stage="cpu", needs="cpu")
 
 FAKE = Path(__file__).parent / "fake_worker.py"
 SETUP = EngineSetup(target=Path("nowhere"))

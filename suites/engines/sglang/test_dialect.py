@@ -12,6 +12,9 @@ from harness.contract import DrafterSetup, EngineSetup, Refused, Request, Sampli
 from harness.engines import ENGINES, recipes
 from harness.engines.environments import RequirementsOf
 from harness.engines.sglang import FEATURES, RECIPE, SglangDialect
+from suites.registration import suite
+
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 SETUP = EngineSetup(target=Path("target"), context_length=100, max_running=4)
 EAGLE = DrafterSetup.chain("EAGLE", 3, Path("eagle"))

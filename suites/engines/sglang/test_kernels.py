@@ -18,6 +18,9 @@ from kernels.fill_bonus_tokens import fill_bonus_tokens
 from kernels.move_kv_rows import move_kv_rows
 from kernels.paged_attention import paged_attention
 from kernels.verify_tree_greedy import verify_tree_greedy
+from suites.registration import suite
+
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 TOPK, DEPTH = 2, 3
 SEEDS = range(6)
