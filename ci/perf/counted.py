@@ -122,13 +122,12 @@ def of_engine(checkpoint: Path, lane: str) -> dict[str, float]:
     drafter, stats = engine.drafter, engine.processor.stats
     before = engine.runner.num_target_forwards, drafter.num_forwards if drafter else 0
     drafts, accepted = stats.num_drafts, stats.num_accepted_tokens
-    engines.ask(engine, BATCH, TOKENS)
     tokens = steps = most = 0
     launchers = {KERNELS[name].call.__code__: name for name in KERNELS}
     gc.collect()
     with Tally() as tally, calls_of(launchers) as launches:
-        while engine.has_unfinished:
-            tokens += sum(len(output.token_ids) for output in engine.step().outputs)
+        for step in engines.steps(engine, BATCH, TOKENS):
+            tokens += sum(len(output.token_ids) for output in step.outputs)
             steps += 1
             most = max(most, _held_pages(engine))
     forwards = engine.runner.num_target_forwards - before[0]

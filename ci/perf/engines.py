@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from harness.workloads.lanes import LANES
 from reference_engine import EngineConfig, LLMEngine, SamplingParams, SpecConfig
+from reference_engine.engine import StepOutput
 
 NUM_STEPS = 3
 """Drafts of a chain, depth of a tree."""
@@ -53,11 +54,17 @@ def ask(engine: LLMEngine, batch: int, tokens: int) -> None:
         engine.add_request(str(row), prompt, sampling)
 
 
-def generate(engine: LLMEngine, batch: int, tokens: int) -> dict[str, list[int]]:
-    """Run the batch to its end -> the tokens of each request."""
+def steps(engine: LLMEngine, batch: int, tokens: int) -> Iterator[StepOutput]:
+    """Run a batch to its end."""
     ask(engine, batch, tokens)
-    made: dict[str, list[int]] = {str(row): [] for row in range(batch)}
     while engine.has_unfinished:
-        for output in engine.step().outputs:
+        yield engine.step()
+
+
+def generate(engine: LLMEngine, batch: int, tokens: int) -> dict[str, list[int]]:
+    """Run a batch to its end -> the tokens of each request."""
+    made: dict[str, list[int]] = {str(row): [] for row in range(batch)}
+    for step in steps(engine, batch, tokens):
+        for output in step.outputs:
             made[output.request_id] += output.token_ids
     return made

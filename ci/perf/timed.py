@@ -1,21 +1,21 @@
 """Timings of two source trees that take turns, in a process of its own: `python -m ci.perf.timed`.
 
 A block imports both trees afresh, in an order that a coin decides, so that neither keeps a lucky place in memory. In it
-each benchmark runs in pairs, base and head right after one another, again in random order. If the two are the same
-source, base and head are names that the coin gave: whatever drifts or is noisy, the difference is as likely to favour
-one as the other. That symmetry is all that the gate's test relies on.
+each benchmark runs several times on both trees at once: a slice of one (a step of the engine, say), the same slice of the
+other, again in random order. If the two are the same source, base and head are names that the coin gave: whatever drifts
+or is noisy, the difference is as likely to favour one as the other. That symmetry is all that the gate's test relies on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import math
 import os
 import random
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -28,16 +28,16 @@ from ci.perf.trees import Tree
 
 Side = Literal["base", "head"]
 SIDES: tuple[Side, Side] = ("base", "head")
-SAMPLE_SECONDS = 0.0015
-"""A call that is shorter is repeated until a sample takes about as long."""
+WARM_UPS = 2
+DONE = object()
 PATIENCE = 900.0
 """Seconds in which a session must be done."""
 
-Call = Callable[[], object]
+Work = Callable[[], Iterator[object]]
 
 
 class Pair(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds of one sample of each tree, by the clock of the thread's CPU time and by the wall's."""
+    """Seconds that the work took in each tree, by the clock of the thread's CPU time and by the wall's."""
 
     base_cpu: float
     head_cpu: float
@@ -46,16 +46,16 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Pairs by benchmark, in the order in which they were taken."""
+    """Pairs by benchmark, in the order in which they were taken. `seconds`: how long all of it took."""
 
     pairs: dict[str, list[Pair]]
+    seconds: float = 0.0
 
 
 class Recording(msgspec.Struct, kw_only=True):
-    """`failures`: why a benchmark could not be measured, by name. `repeats`: calls in a sample."""
+    """`failures`: why a benchmark could not be measured, by name."""
 
     seed: int
-    repeats: dict[str, int] = {}
     failures: dict[str, str] = {}
     blocks: list[Block] = []
 
@@ -79,7 +79,8 @@ class Session:
         self.recording = Recording(seed=seed)
 
     def block(self, pairs: int) -> Block:
-        loaded: dict[Side, tuple[Tree, dict[str, Call]]] = {}
+        started = time.monotonic()
+        loaded: dict[Side, tuple[Tree, dict[str, Work]]] = {}
         for side in self._either_order():
             loaded[side] = self._prepared(side)
         names = [name for name in loaded["base"][1] if name in loaded["head"][1]]
@@ -91,49 +92,43 @@ class Session:
             for name in self.random.sample(names, len(names)):
                 taken[name].append(self._pair(name, loaded))
         gc.enable()
-        return Block(pairs=taken)
+        return Block(pairs=taken, seconds=time.monotonic() - started)
 
     def _either_order(self) -> tuple[Side, Side]:
         return SIDES if self.random.random() < 0.5 else (SIDES[1], SIDES[0])
 
-    def _prepared(self, side: Side) -> tuple[Tree, dict[str, Call]]:
+    def _prepared(self, side: Side) -> tuple[Tree, dict[str, Work]]:
         tree = trees.load(self.roots[side])
-        calls: dict[str, Call] = {}
+        works: dict[str, Work] = {}
         with tree.active():
             for name, benchmark in tree.definitions.BENCHMARKS.items():
                 if (self.only and name not in self.only) or name in self.recording.failures:
                     continue
                 try:
-                    calls[name] = benchmark.prepare(self.checkpoints)
-                    self._warm_up(name, calls[name])
+                    works[name] = benchmark.prepare(self.checkpoints)
+                    for _ in range(WARM_UPS):
+                        deque(works[name](), maxlen=0)
                 except Exception as error:  # whatever a source does wrong must not end the session
-                    calls.pop(name, None)
+                    works.pop(name, None)
                     self.recording.failures[name] = f"{side}: {type(error).__name__}: {error}"
-        return tree, calls
+        return tree, works
 
-    def _warm_up(self, name: str, call: Call) -> None:
-        """What a first call sets up is not counted. The second says how many make a sample, once for all blocks."""
-        call()
-        start = time.thread_time()
-        call()
-        took = max(time.thread_time() - start, 1e-6)
-        self.recording.repeats.setdefault(name, max(1, math.ceil(SAMPLE_SECONDS / took)))
-
-    def _pair(self, name: str, loaded: dict[Side, tuple[Tree, dict[str, Call]]]) -> Pair:
-        seconds: dict[Side, tuple[float, float]] = {}
-        for side in self._either_order():
-            tree, calls = loaded[side]
-            with tree.active():
-                seconds[side] = _sample(calls[name], self.recording.repeats[name])
-        (base_cpu, base_wall), (head_cpu, head_wall) = seconds["base"], seconds["head"]
-        return Pair(base_cpu, head_cpu, base_wall, head_wall)
-
-
-def _sample(call: Call, repeats: int) -> tuple[float, float]:
-    wall, cpu = time.perf_counter(), time.thread_time()
-    for _ in range(repeats):
-        call()
-    return (time.thread_time() - cpu) / repeats, (time.perf_counter() - wall) / repeats
+    def _pair(self, name: str, loaded: dict[Side, tuple[Tree, dict[str, Work]]]) -> Pair:
+        running = {side: (tree, works[name]()) for side, (tree, works) in loaded.items()}
+        cpu, wall = dict.fromkeys(SIDES, 0.0), dict.fromkeys(SIDES, 0.0)
+        while running:
+            for side in self._either_order():
+                if side not in running:
+                    continue
+                tree, slices = running[side]
+                tree.take_over()
+                wall_before, cpu_before = time.perf_counter(), time.thread_time()
+                more = next(slices, DONE) is not DONE
+                cpu[side] += time.thread_time() - cpu_before
+                wall[side] += time.perf_counter() - wall_before
+                if not more:
+                    del running[side]
+        return Pair(cpu["base"], cpu["head"], wall["base"], wall["head"])
 
 
 def environment() -> dict[str, str]:

@@ -37,6 +37,10 @@ class Tree:
         """`ci.perf.workloads`, bound to this tree."""
         return self.modules[DEFINITIONS]
 
+    def take_over(self) -> None:
+        """The same for good, and in no time: all trees have modules of the same names."""
+        sys.modules.update(self.modules)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """What is imported late comes from this tree, too."""
