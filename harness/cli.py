@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ci.cli import app as ci
+from ci.perf.cli import app as perf
 from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
 
@@ -28,6 +29,7 @@ app.add_typer(known_answer, name="known-answer")
 app.add_typer(engines, name="engines")
 app.add_typer(mutants, name="mutants")
 app.add_typer(ci, name="ci")
+app.add_typer(perf, name="perf")
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "suites" / "conformance"

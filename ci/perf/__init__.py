@@ -1,1 +1,1 @@
-"""Performance baselines: counted figures held to equality, timed ones against the accepted source in the same process."""
+"""Performance baselines: counted figures are held to equality, timed ones against the accepted source, in one process."""

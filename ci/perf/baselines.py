@@ -29,8 +29,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`counted`: figures by name. `timed`: time of each benchmark as a ratio to the control's, for trends; what the gate
-    holds a new source against is the one that `sources` names (git's hash of each measured folder), timed again."""
+    """`counted`: figures by name. `timed`: time of each benchmark as a ratio to the control's, for trends; a new source
+    is held against the one that `sources` names (git's hash of each measured folder), which is timed again."""
 
     runner_class: str
     commit: str

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from ci.perf import gate, timed, trees
+from ci.perf import gate, trees
 from ci.perf.gate import Finding
 from ci.perf.rule import Rule, effect, values_of
+from ci.perf.workplace import Workplace
 
-
-class Measured(Protocol):
-    """How far a commit is from the good one."""
-
-    def __call__(self, commit: str) -> float: ...
+Measured = Callable[[str], float]
+"""A commit -> how much worse than the good one it is, as a log ratio. Raises ValueError where it cannot be measured."""
+TINY = 1e-9
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,34 +27,32 @@ class Search:
     bad: float
     say: Callable[[str], None] = lambda _: None
     skipped: dict[str, str] = field(default_factory=dict)
+    effects: dict[str, float] = field(default_factory=dict)
 
     def first(self) -> list[str]:
         """The first bad commit; more than one where those before it could not be measured."""
         low, high = -1, len(self.commits) - 1
         while high - low > 1:
-            tried = next((at for at in _outwards(low, high) if self._measurable(at)), None)
-            if tried is None:
+            at = next((at for at in _outwards(low, high) if self._measurable(at)), None)
+            if at is None:
                 break
-            at, is_bad = tried, self._is_bad(tried)
-            low, high = (low, at) if is_bad else (at, high)
+            low, high = (low, at) if self._is_bad(at) else (at, high)
         return list(self.commits[low + 1 : high + 1])
 
     def _measurable(self, at: int) -> bool:
         commit = self.commits[at]
         if commit not in self.skipped:
             try:
-                self._effects[commit] = self.measure(commit)
+                self.effects[commit] = self.measure(commit)
             except ValueError as error:
                 self.skipped[commit] = str(error)
         return commit not in self.skipped
 
     def _is_bad(self, at: int) -> bool:
         commit = self.commits[at]
-        size = self._effects[commit]
+        size = self.effects[commit]
         self.say(f"{commit[:12]}: {100 * math.expm1(size):+.1f} %: {'bad' if size >= self.bad else 'good'}")
         return size >= self.bad
-
-    _effects: dict[str, float] = field(default_factory=dict)
 
 
 def _outwards(low: int, high: int) -> list[int]:
@@ -67,7 +63,8 @@ def _outwards(low: int, high: int) -> list[int]:
 
 def commits_between(good: str, bad: str, root: Path = trees.ROOT) -> list[str]:
     """Oldest first, along first parents. Raises ValueError when `bad` does not come after `good`."""
-    trees.git("merge-base", "--is-ancestor", good, bad, root=root)
+    if trees.git("merge-base", good, bad, root=root) != trees.git("rev-parse", f"{good}^{{commit}}", root=root):
+        raise ValueError(f"{good}..{bad}: the second does not come after the first; GOOD must be an ancestor of BAD")
     found = trees.git("rev-list", "--first-parent", "--reverse", f"{good}..{bad}", root=root).splitlines()
     if not found:
         raise ValueError(f"{good}..{bad}: there is no commit in between; give an older GOOD")
@@ -86,43 +83,75 @@ class Sources:
         return place if place.is_dir() else trees.extract(trees.hashes(commit, self.root), place, self.root)
 
 
-def timed_against(good: Path, sources: Sources, checkpoints: Path, name: str, rule: Rule) -> Measured:
-    """Effect on one benchmark, good and candidate taking turns."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """How candidates are measured against the good commit: by one benchmark, or by one counted figure."""
 
-    def measure(commit: str) -> float:
-        recording = timed.record(
-            good,
-            sources.of(commit),
-            checkpoints,
-            sources.folder,
-            blocks=rule.screen_blocks,
-            pairs=rule.pairs,
-            only=[name],
-        )
+    good: str
+    sources: Sources
+    place: Workplace
+    rule: Rule
+
+    def what_differs(self, bad: str, figure: str = "") -> tuple[str, float, Measured]:
+        """The figure to follow, how much worse it is at `bad` (log ratio), and what measures it. Without a name, what a
+        count shows goes before what timings show. Raises ValueError when nothing is worse."""
+        accepted = self._count(self.good)
+        if figure and figure not in accepted:
+            return self._timed(bad, figure)
+        worse = [f for f in _largest_first(accepted, self._count(bad)) if figure in ("", f.name)]
+        if worse:
+            name = worse[0].name
+            return name, _times(accepted, self._count(bad), name), lambda commit: self._counted(commit, accepted, name)
+        if figure:
+            raise ValueError(f"{figure}={accepted[figure]:g}: is no worse at {bad}; there is nothing to find")
+        outcome = gate.judge_timed(self.place.measure(self._good, self.sources.of(bad), self.rule.pairs), self.rule)
+        slower = [timing for timing in outcome.timings if timing.verdict > 0]
+        if not slower:
+            raise ValueError(
+                f"nothing is worse at {bad} than at {self.good}; name what is with --figure, or more --blocks"
+            )
+        return self._timed(bad, max(slower, key=lambda timing: timing.effect).name)
+
+    @property
+    def _good(self) -> Path:
+        return self.sources.of(self.good)
+
+    def _count(self, commit: str) -> dict[str, float]:
+        return self.place.count(self.sources.of(commit))
+
+    def _timed(self, bad: str, name: str) -> tuple[str, float, Measured]:
+        size = self._seconds(bad, name)
+        if size < self.rule.smallest:
+            raise ValueError(f"{name}: takes {100 * math.expm1(size):+.1f} % at {bad}; there is nothing to find")
+        return name, size, lambda commit: self._seconds(commit, name)
+
+    def _seconds(self, commit: str, name: str) -> float:
+        rule = self.rule
+        recording = self.place.record(self._good, self.sources.of(commit), rule.screen_blocks, rule.pairs, [name])
         if name in recording.failures:
             raise ValueError(recording.failures[name])
+        if name not in recording.blocks[0].pairs:
+            raise ValueError(f"--figure {name}: is neither counted nor timed; a report of the gate lists what is")
         return float(effect(values_of(recording.blocks, name)))
 
-    return measure
-
-
-def counted_against(accepted: dict[str, float], sources: Sources, checkpoints: Path, name: str) -> Measured:
-    """Change of one counted figure for the worse, as a log ratio."""
-
-    def measure(commit: str) -> float:
-        now = gate.count(sources.of(commit), sources.folder / f"{commit}.json", checkpoints)
+    def _counted(self, commit: str, accepted: Mapping[str, float], name: str) -> float:
+        now = self._count(commit)
         if name not in now:
             raise ValueError(f"{name} is not counted there")
-        worse = -1 if name.rpartition("/")[2] in gate.HIGHER_IS_BETTER else 1
-        return worse * math.log(max(now[name], 1e-9) / max(accepted[name], 1e-9))
-
-    return measure
+        return _times(accepted, now, name)
 
 
-def counted_regressions(accepted: dict[str, float], now: dict[str, float]) -> list[Finding]:
-    """Largest changes first."""
+def _times(accepted: Mapping[str, float], now: Mapping[str, float], name: str) -> float:
+    """By how much a figure is worse, as a log ratio. A figure of 0 counts as next to nothing."""
+    ratio = math.log(max(now[name], TINY) / max(accepted[name], TINY))
+    return -ratio if name.rpartition("/")[2] in gate.HIGHER_IS_BETTER else ratio
 
-    def size(finding: Finding) -> float:
-        return -abs(math.log(max(now[finding.name], 1e-9) / max(accepted[finding.name], 1e-9)))
 
-    return sorted((f for f in gate.compare_counted(accepted, now) if f.kind == "regression"), key=size)
+def _largest_first(accepted: Mapping[str, float], now: Mapping[str, float]) -> list[Finding]:
+    found = [finding for finding in gate.compare_counted(accepted, now) if finding.kind == "regression"]
+    return sorted(found, key=lambda finding: -_times(accepted, now, finding.name))
+
+
+def title(commit: str, root: Path = trees.ROOT) -> str:
+    """Hash, date, author and subject of a commit."""
+    return trees.git("show", "--no-patch", "--format=%h %ad %an: %s", "--date=short", commit, root=root)

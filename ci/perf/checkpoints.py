@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from harness.known_answer import build
 from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import random_checkpoint
 
 WITH_TARGET_ALONE = ("none",)
-RANDOM_SHAPE = {
+RANDOM_SHAPE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 4,

@@ -50,7 +50,7 @@ DIGITS = 6
 
 
 @dataclass
-class Tally(TorchDispatchMode):
+class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """What torch does while it is entered. `operators`: calls that reach the dispatcher. `copied_bytes`: what COPIES
     moved. `peak_bytes`: most that was held at once, of memory that was taken meanwhile. `host_reads`: values that the
     host waited for, one by one."""
@@ -63,7 +63,7 @@ class Tally(TorchDispatchMode):
     _seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

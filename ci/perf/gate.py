@@ -95,9 +95,7 @@ def compare_names(accepted: Iterable[str], now: Iterable[str]) -> Iterator[Findi
 def count(root: Path, out: Path, checkpoints: Path) -> dict[str, float]:
     """Counted figures of the source at `root`, from a process of its own. Raises ValueError when that fails."""
     command = [sys.executable, "-m", "ci.perf.counted", str(root), str(checkpoints), str(out)]
-    done = subprocess.run(
-        command, cwd=trees.ROOT, env=timed.environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=trees.ROOT, env=timed.environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["nothing was said"]
         raise ValueError(f"counting {root}: {said[-1]}")

@@ -2,8 +2,8 @@
 
 The value of a block is the median, over its pairs, of log(head / base). If both are the same source, its sign is a fair
 coin whatever the noise, since coins decided which is which. Wilcoxon's signed-rank test of the blocks' values is then
-exact, not approximate, and holds under drift and autocorrelation. What alarms in the first blocks is measured once more,
-alone and with more of them, and must alarm again in the same direction: the levels multiply.
+exact, not approximate, and holds under drift and autocorrelation. What alarms in the first blocks is measured again,
+alone and in more blocks, and must alarm once more in the same direction: the levels multiply.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def signed_rank(values: Floats) -> Floats:
     Exact without ties; ties and zeros make it larger."""
     ranks = rankdata(np.abs(values), axis=-1)
     total = np.floor((ranks * (values > 0)).sum(axis=-1)).astype(np.int64)
-    return _tail(values.shape[-1])[total]
+    return np.asarray(_tail(values.shape[-1])[total])
 
 
 @cache

@@ -1,9 +1,10 @@
 """Timings of two source trees that take turns, in a process of its own: `python -m ci.perf.timed`.
 
-A block imports both trees afresh, in an order that a coin decides, so that neither keeps a lucky place in memory. In it
-each benchmark runs several times on both trees at once: a slice of one (a step of the engine, say), the same slice of the
-other, again in random order. If the two are the same source, base and head are names that the coin gave: whatever drifts
-or is noisy, the difference is as likely to favour one as the other. That symmetry is all that the gate's test relies on.
+A block imports both trees afresh, in an order that a coin decides, so that neither keeps a lucky place in memory. In
+it each benchmark runs several times on both trees at once: a slice of one (a step of the engine, say), the same slice
+of the other, again in random order. If the two are the same source, base and head are names that the coin gave:
+whatever drifts or is noisy, the difference is as likely to favour one as the other. That symmetry is all that the
+gate's test relies on.
 """
 
 from __future__ import annotations
