@@ -1,1 +1,1 @@
-"""Performance baselines: counted figures are held to equality, timed ones against the accepted source, in one process."""
+"""Performance baselines: counted figures are held to equality, timings against the accepted source, in one process."""
