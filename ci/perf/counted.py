@@ -9,7 +9,7 @@ import argparse
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,20 +97,33 @@ def _nbytes(value: object) -> int:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
+@dataclass(slots=True)
+class Calls:
+    """Calls of kernels, and passes through the target: seen from outside, whatever the engine counts itself."""
+
+    kernels: int = 0
+    target: int = 0
+
+
 @contextmanager
-def calls_of(codes: Mapping[CodeType, str]) -> Iterator[dict[str, int]]:
-    """How often each of these functions is called in this thread."""
-    counts: dict[str, int] = {}
+def calls_in(engine: Any) -> Iterator[Calls]:
+    """What is called in this thread meanwhile."""
+    launchers = {KERNELS[name].call.__code__ for name in KERNELS}
+    forward: CodeType = type(engine.target).forward.__code__
+    calls = Calls()
 
     def look(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code in codes:
-            name = codes[frame.f_code]
-            counts[name] = counts.get(name, 0) + 1
+        if event != "call":
+            return
+        if frame.f_code in launchers:
+            calls.kernels += 1
+        elif frame.f_code is forward and frame.f_locals["self"] is engine.target:
+            calls.target += 1
 
     before = sys.getprofile()
     sys.setprofile(look)
     try:
-        yield counts
+        yield calls
     finally:
         sys.setprofile(before)
 
@@ -120,20 +133,18 @@ def of_engine(checkpoint: Path, lane: str) -> dict[str, float]:
     engine = engines.start(checkpoint, lane, BATCH)
     engines.generate(engine, BATCH, TOKENS)
     drafter, stats = engine.drafter, engine.processor.stats
-    before = engine.runner.num_target_forwards, drafter.num_forwards if drafter else 0
+    forwards = drafter.num_forwards if drafter else 0
     drafts, accepted = stats.num_drafts, stats.num_accepted_tokens
     tokens = steps = most = 0
-    launchers = {KERNELS[name].call.__code__: name for name in KERNELS}
     gc.collect()
-    with Tally() as tally, calls_of(launchers) as launches:
+    with Tally() as tally, calls_in(engine) as calls:
         for step in engines.steps(engine, BATCH, TOKENS):
             tokens += sum(len(output.token_ids) for output in step.outputs)
             steps += 1
             most = max(most, _held_pages(engine))
-    forwards = engine.runner.num_target_forwards - before[0]
     figures: dict[str, float] = {
-        "target_forwards_per_token": forwards / tokens,
-        "kernel_launches_per_step": sum(launches.values()) / steps,
+        "target_forwards_per_token": calls.target / tokens,
+        "kernel_launches_per_step": calls.kernels / steps,
         "operators_per_step": tally.operators / steps,
         "host_reads_per_step": tally.host_reads / steps,
         "copied_bytes_per_token": tally.copied_bytes / tokens,
@@ -142,7 +153,7 @@ def of_engine(checkpoint: Path, lane: str) -> dict[str, float]:
         "pages_at_idle": _held_pages(engine),
     }
     if drafter is not None:
-        figures["draft_forwards_per_token"] = (drafter.num_forwards - before[1]) / tokens
+        figures["draft_forwards_per_token"] = (drafter.num_forwards - forwards) / tokens
     if stats.num_drafts > drafts:
         figures["accept_length"] = 1 + (stats.num_accepted_tokens - accepted) / (stats.num_drafts - drafts)
     return figures
@@ -164,8 +175,12 @@ def of_kernel(name: str) -> dict[str, float]:
     return {"operators": tally.operators, "copied_bytes": tally.copied_bytes, "peak_bytes": tally.peak_bytes}
 
 
-def count(folders: Mapping[str, Path], wanted: Callable[[str], bool] = lambda _: True) -> dict[str, float]:
-    """Every figure, under CHECKPOINT/LANE/FIGURE and kernel/NAME/FIGURE. `wanted` is asked without the figure."""
+def count(folders: Mapping[str, Path], only: Sequence[str] = ()) -> dict[str, float]:
+    """Every figure, under engine/CHECKPOINT/LANE/FIGURE and kernel/NAME/FIGURE, or those that lie below `only`."""
+
+    def wanted(place: str) -> bool:
+        return not only or place in only
+
     found: dict[str, float] = {}
     for checkpoint, folder in folders.items():
         for lane in checkpoints.CHECKPOINTS[checkpoint].lanes:
@@ -188,12 +203,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ci.perf.counted")
     for name in ("root", "checkpoints", "out"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--only", action="append", default=[])
     asked = parser.parse_args()
     tree = trees.load(asked.root)
     # Cycles are collected when so many objects were made, wherever they were: peaks would depend on it.
     gc.disable()
     with tree.active():
-        figures = tree.modules[trees.COUNTING].count({path.name: path for path in asked.checkpoints.iterdir()})
+        folders = {path.name: path for path in asked.checkpoints.iterdir()}
+        figures = tree.modules[trees.COUNTING].count(folders, asked.only)
     asked.out.write_bytes(msgspec.json.encode(figures))
 
 

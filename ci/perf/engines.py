@@ -22,12 +22,13 @@ def last_token_again(_request_id: str, tokens: tuple[int, ...], k: int) -> Seque
     return tokens[-1:] * k
 
 
-def start(checkpoint: Path, lane: str, batch: int, *, device: str = "cpu") -> LLMEngine:
-    """Neither traces nor poison; no prefix cache, so that a later run does not profit from an earlier one."""
+def start(checkpoint: Path, lane: str, batch: int, *, drafting: bool = True, device: str = "cpu") -> LLMEngine:
+    """Neither traces nor poison; no prefix cache, so that a later run does not profit from an earlier one.
+    `drafting=False`: the lane's target alone."""
     spec = LANES[lane]
     setup = spec.drafter(NUM_STEPS, checkpoint, last_token_again if spec.scripted else None)
     drafter = None
-    if setup is not None:
+    if setup is not None and drafting:
         drafter = SpecConfig(**{field.name: getattr(setup, field.name) for field in fields(SpecConfig)})
     return LLMEngine(
         EngineConfig(

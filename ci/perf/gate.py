@@ -92,9 +92,10 @@ def compare_names(accepted: Iterable[str], now: Iterable[str]) -> Iterator[Findi
             yield Finding(kind="vanished", name=name, message="it is in the baseline and was not measured")
 
 
-def count(root: Path, out: Path, checkpoints: Path) -> dict[str, float]:
+def count(root: Path, out: Path, checkpoints: Path, only: Sequence[str] = ()) -> dict[str, float]:
     """Counted figures of the source at `root`, from a process of its own. Raises ValueError when that fails."""
     command = [sys.executable, "-m", "ci.perf.counted", str(root), str(checkpoints), str(out)]
+    command += [f"--only={place}" for place in only]
     done = subprocess.run(command, cwd=trees.ROOT, env=timed.environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["nothing was said"]

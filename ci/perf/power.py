@@ -14,9 +14,11 @@ from ci.perf.gate import CONTROL
 from ci.perf.rule import Clock, Floats, Rule, values_of
 from ci.perf.timed import Block
 
-CHUNK = 1000
-"""Simulated runs at once: as much as fits into the cache."""
-CANDIDATES = (8, 12, 16, 24, 32, 48, 64, 96)
+CHUNK_NUMBERS = 3_000_000
+"""Means of two values that are held at once."""
+PROMISED = 0.001
+"""False alarms of a gate run."""
+CANDIDATES = (8, 12, 16, 24, 32, 48)
 """Blocks of a first look; a second one has twice as many."""
 CONFIDENCE = 0.95
 SLOWER = {0.05: 0.99, 0.02: 0.80}
@@ -86,8 +88,9 @@ def needed(recorded: Floats, rule: Rule, runs: int, seed: int = 0) -> Rule | Non
 def _verdicts(recorded: Floats, rule: Rule, runs: int, shift: float, seed: int) -> Iterator[np.ndarray]:
     """[runs, benchmarks]: 1, -1 or 0, a chunk at a time."""
     rng = np.random.default_rng(seed)
-    for start in range(0, runs, CHUNK):
-        size = min(CHUNK, runs - start)
+    chunk = max(1, 2 * CHUNK_NUMBERS // (recorded.shape[1] * rule.confirm_blocks**2))
+    for start in range(0, runs, chunk):
+        size = min(chunk, runs - start)
         first = rule.suspects(_stretches(rng, recorded, size, rule.screen_blocks) + shift)
         second = rule.confirmed(_stretches(rng, recorded, size, rule.confirm_blocks) + shift, recorded.shape[1])
         yield np.where(first == second, first, 0)

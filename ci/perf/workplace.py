@@ -26,9 +26,9 @@ class Workplace:
         """A source tree from git, below this folder."""
         return trees.extract(sources, self.folder / name)
 
-    def count(self, root: Path) -> dict[str, float]:
+    def count(self, root: Path, only: Sequence[str] = ()) -> dict[str, float]:
         with self.console.status("counting"):
-            return gate.count(root, self.folder / "counted.json", self.checkpoints)
+            return gate.count(root, self.folder / "counted.json", self.checkpoints, only)
 
     def record(self, base: Path, head: Path, blocks: int, pairs: int, only: Sequence[str] = ()) -> timed.Recording:
         with self.console.status("timing") as status:
