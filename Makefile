@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept for the next process: a run starts several.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install conformance test style lint format real-model kernels engines bench gate soak clean
+.PHONY: install conformance test style plan lint format model real-model kernels engines bench gate soak clean
 
 install: $(STAMP)
 
@@ -47,12 +47,19 @@ style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# What CI runs and where, held against the registrations of the suites.
+plan: $(STAMP)
+	$(BIN)/draftproof ci plan --stage cpu --check
+	$(BIN)/draftproof ci render --check
+
 lint: style
 	$(BIN)/mypy
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+model: $(REAL_MODEL_STAMP)
 
 real-model: $(REAL_MODEL_STAMP)
 	$(BIN)/pytest suites/real_model -m real_model

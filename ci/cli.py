@@ -106,3 +106,18 @@ def refresh_estimates(
         raise typer.Exit(any(change.reported for change in found))
     refresh.rewrite(found)
     typer.echo(f"{len(found)} of {sum(one.stage == stage for one in registrations)} estimates rewritten")
+
+
+@app.command("render")
+def render_workflows(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a file has drifted.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where the files go.")] = registry.ROOT / ".github",
+) -> None:
+    """Write the workflows in .github from the registered suites, the stages and the runner classes."""
+    from ci import render
+
+    texts = render.rendered()
+    changed = render.drifted(texts, folder) if check else render.write(texts, folder)
+    for name in changed:
+        typer.echo(f"{name} is not as it would be rendered: draftproof ci render" if check else f"rendered {name}")
+    raise typer.Exit(check and bool(changed))

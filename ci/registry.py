@@ -82,7 +82,8 @@ def registered(path: str, source: str) -> Iterator[Registration]:
 
 
 def _registration(path: str, call: ast.Call) -> Registration:
-    if call.args or [keyword.arg for keyword in call.keywords if keyword.arg not in FIELDS]:
+    unknown = any(keyword.arg not in FIELDS for keyword in call.keywords)
+    if call.args or unknown:
         raise Unreadable(
             f"line {call.lineno}: suite(...) takes {', '.join(FIELDS)} by name and nothing else: {EXAMPLE}"
         )

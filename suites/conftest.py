@@ -20,8 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stage, shard = config.getoption("--stage"), config.getoption("--shard")
     if shard and not stage:
         raise pytest.UsageError(f"--shard {shard}: goes with --stage; choose from {', '.join(stages.load())}")
-    # The workers of a parallel run are handed what was settled here.
-    if stage and not hasattr(config, "workerinput"):
+    if stage:
         try:
             wanted = shards.shard(registry.must_read(), stages.load(), stage, config.getoption("--needs"), shard)
         except ValueError as error:

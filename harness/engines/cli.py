@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.engines import ENGINES, recipes
-from harness.engines.environments import Recipe, doctor, install, version_of
+from harness.engines.environments import Recipe, doctor, install, newest, version_of
 
 app = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
 
@@ -58,6 +58,21 @@ def install_engine(
         return
     try:
         install(recipe, version or recipe.version, typer.echo)
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("newest")
+def newest_version(
+    name: Annotated[str, typer.Argument(help="NAME of an engine with environments of its own.")],
+) -> None:
+    """Print the newest version of an engine that the package index has for this machine."""
+    recipe = _recipe(name)
+    if recipe is None:
+        raise typer.BadParameter(f"{name} runs in this environment, in the version that it has")
+    try:
+        typer.echo(newest(recipe))
     except RuntimeError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error

@@ -157,6 +157,20 @@ def install(recipe: Recipe, version: str, say: Callable[[str], None], python: st
     return inside
 
 
+def newest(recipe: Recipe) -> str:
+    """The newest version of an engine that can be installed here. Raises RuntimeError with pip's last lines."""
+    asked = ["install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "--report", "-", recipe.package]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *asked],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"pip finds no {recipe.package}:\n{_tail(done.stderr)}")
+    return str(json.loads(done.stdout)["install"][0]["metadata"]["version"])
+
+
 def _stamp(recipe: Recipe, version: str) -> dict[str, str]:
     """By what an environment is known to be whole, and made by this recipe."""
     made = {"engine": recipe.engine, "version": version, "steps": str(recipe.steps(version))}

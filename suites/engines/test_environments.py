@@ -4,6 +4,7 @@ for whole."""
 from __future__ import annotations
 
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.engines import ENGINES, engine_factory, environments, recipes
-from harness.engines.environments import Pip, Recipe, doctor, install, version_of
+from harness.engines.environments import Pip, Recipe, doctor, install, newest, version_of
 from suites.registration import suite
 
-suite(seconds=5.8, stage="cpu", needs="cpu")
+suite(seconds=7, stage="cpu", needs="cpu")
 
 TOY = Recipe(engine="toy", package="pip", version="1.0", steps=lambda _: (), imports=("json",))
 """Nothing but a virtual environment, so that nothing is downloaded."""
@@ -79,6 +80,26 @@ def test_a_python_of_the_users_own_must_be_there() -> None:
     assert TOY.python(sys.executable) == Path(sys.executable)
     with pytest.raises(ValueError, match="there is no such file"):
         TOY.python("/no/such/python")
+
+
+def index(folder: Path, *versions: str) -> None:
+    """Wheels of an empty package `toy-engine`, which pip takes for all that can be had."""
+    for version in versions:
+        with zipfile.ZipFile(folder / f"toy_engine-{version}-py3-none-any.whl", "w") as wheel:
+            place = f"toy_engine-{version}.dist-info"
+            wheel.writestr(f"{place}/METADATA", f"Metadata-Version: 2.1\nName: toy-engine\nVersion: {version}\n")
+            wheel.writestr(f"{place}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{place}/RECORD", "")
+
+
+def test_the_newest_version_is_that_of_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    toy = replace(TOY, package="toy-engine")
+    with pytest.raises(RuntimeError, match="pip finds no toy-engine"):
+        newest(toy)
+    index(tmp_path, "0.9", "0.31.0", "0.32.0rc1", "0.4")
+    assert newest(toy) == "0.31.0"
 
 
 @pytest.mark.parametrize("name", [name for name, adapter in ENGINES.items() if adapter.isolated])
