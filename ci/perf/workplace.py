@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
+from transformers.utils import logging
 
 from ci.perf import checkpoints, gate, timed, trees
 
@@ -50,8 +50,8 @@ class Workplace:
 @contextmanager
 def workplace(console: Console) -> Iterator[Workplace]:
     BUILD.mkdir(exist_ok=True)
-    # transformers draws a bar for each checkpoint that it writes.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # It draws a bar for each checkpoint that it writes.
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers gives it no types
     with TemporaryDirectory(dir=BUILD, prefix="perf-") as name:
         folder = Path(name)
         (folder / "checkpoints").mkdir()
