@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Performance: baselines, the gate that holds them, and who made it slow.", no_args_is_help=True)
 
 Blocks = Annotated[
-    int, typer.Option(min=4, help="Blocks of the first look; a second one, at suspects, has twice as many.")
+    int, typer.Option(min=8, help="Blocks of the first look (fewer cannot alarm); suspects get twice as many.")
 ]
 Pairs = Annotated[int, typer.Option(min=1, help="Runs of each benchmark on both sources in a block.")]
 
