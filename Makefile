@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept for the next process: a run starts several.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install conformance test style plan lint format model real-model browser chromium kernels engines bench soak clean
+.PHONY: install conformance test style plan lint format model real-model browser chromium kernels engines bench gate soak clean
 
 install: $(STAMP)
 
@@ -89,7 +89,11 @@ engines: $(STAMP)
 	done
 
 bench: $(STAMP)
-	$(BIN)/pytest suites/perf -m perf
+	@mkdir -p build
+	$(BIN)/pytest suites/perf -m perf --benchmark-json=build/benchmarks.json
+
+gate: $(STAMP)
+	$(BIN)/draftproof perf gate
 
 soak: $(STAMP)
 	$(BIN)/draftproof soak --drafter $(DRAFTER) --steps $(STEPS)

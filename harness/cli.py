@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ci.campaign import campaign
 from ci.cli import app as ci
+from ci.perf.cli import app as perf
 from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
 
@@ -30,6 +31,7 @@ app.add_typer(engines, name="engines")
 app.add_typer(mutants, name="mutants")
 app.add_typer(ci, name="ci")
 app.command("campaign")(campaign)
+app.add_typer(perf, name="perf")
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "suites" / "conformance"

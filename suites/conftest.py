@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ci import registry, shards, stages
+from suites.perf import refuse_workers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    refuse_workers(config)
     stage, shard = config.getoption("--stage"), config.getoption("--shard")
     if shard and not stage:
         raise pytest.UsageError(f"--shard {shard}: goes with --stage; choose from {', '.join(stages.load())}")

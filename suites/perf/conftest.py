@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ci.perf.checkpoints import CHECKPOINTS
+from suites.perf import asked_for
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    expression = config.option.markexpr
-    asked = "perf" in expression and "not perf" not in expression
-    return True if collection_path.suffix == ".py" and not asked else None
+    return True if collection_path.suffix == ".py" and not asked_for(config) else None
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every checkpoint that is measured, by name."""
+    directory = tmp_path_factory.mktemp("perf")
+    return {name: one.write(directory) for name, one in CHECKPOINTS.items()}

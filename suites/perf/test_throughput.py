@@ -1,4 +1,5 @@
-"""The reference engine against transformers' batched `generate`: same checkpoint, machine and run, rounds interleaved.
+"""The reference engine against transformers' batched `generate` and, where it is installed, vLLM: same checkpoint,
+prompts, machine and run, rounds interleaved.
 
 Wall time is reported, not judged. What is judged is counted: target forwards under full acceptance.
 """
@@ -20,7 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from harness.contract import DrafterSetup, EngineSetup, Request, Run, SamplingParams
-from harness.engines import engine_factory
+from harness.engines import engine_factory, version_of
 from harness.known_answer import FAMILIES, build
 from harness.workloads.random_checkpoints import random_checkpoint
 from reference_engine import EngineConfig, LLMEngine
@@ -101,6 +102,28 @@ def fastest_generate(checkpoint: Path) -> tuple[str, Callable[[], Tokens]]:
     return best, ways[best]
 
 
+def vllm(checkpoint: Path) -> Callable[[], Tokens]:
+    """vLLM without speculation, in its own process. What goes over the pipe is a batch of token ids."""
+    setup = EngineSetup(target=checkpoint, context_length=CONTEXT, max_running=BATCH, prefix_cache=False)
+    engine = engine_factory("vllm").start(setup)
+    params = SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    asked = [Request(request_id=str(i), prompt_token_ids=tuple(p), sampling=params) for i, p in enumerate(prompts())]
+
+    def run() -> Tokens:
+        return [list(done.token_ids) for done in engine.run(asked).completions]
+
+    return run
+
+
+def others(checkpoint: Path) -> dict[str, Callable[[], Tokens]]:
+    """What the reference engine is held against here."""
+    cache, transformers = fastest_generate(checkpoint)
+    found = {f"transformers ({cache} cache)": transformers}
+    if version_of("vllm"):
+        found["vllm"] = vllm(checkpoint)
+    return found
+
+
 def seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -116,20 +139,24 @@ def test_throughput(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ours = reference(checkpoint, compiled=compiled)
-    cache, theirs = fastest_generate(checkpoint)
-    assert ours() == theirs()
-    others: list[float] = []
-    # The other side runs as the set-up of each round: its time is taken between two of ours.
-    benchmark.pedantic(ours, setup=lambda: others.append(seconds(theirs)), rounds=ROUNDS, iterations=1)
-    total = BATCH * NUM_TOKENS
-    rates = {"reference": total / benchmark.stats.stats.median, "transformers": total / statistics.median(others)}
-    ratio = rates["reference"] / rates["transformers"]
-    benchmark.extra_info.update(tokens_per_second=rates, ratio=ratio, transformers_cache=cache)
+    rivals = others(checkpoint)
+    for theirs in rivals.values():
+        assert ours() == theirs()
+    taken: dict[str, list[float]] = {name: [] for name in rivals}
+
+    def their_turn() -> None:
+        for name, theirs in rivals.items():
+            taken[name].append(seconds(theirs))
+
+    # The others run as the set-up of each round: their time is taken between two of ours.
+    benchmark.pedantic(ours, setup=their_turn, rounds=ROUNDS, iterations=1)
+    total, own = BATCH * NUM_TOKENS, benchmark.stats.stats.median
+    ratios = {name: statistics.median(times) / own for name, times in taken.items()}
+    rates = {name: total / statistics.median(times) for name, times in taken.items()}
+    benchmark.extra_info.update(tokens_per_second={"reference": total / own, **rates}, ratios=ratios)
+    told = ", ".join(f"{name} {rate:.0f} ({ratios[name]:.2f} x)" for name, rate in rates.items())
     with capsys.disabled():
-        sys.stdout.write(
-            f"\n{request.node.callspec.id}: reference {rates['reference']:.0f} tokens/s, transformers ({cache} cache) "
-            f"{rates['transformers']:.0f} tokens/s, ratio {ratio:.2f}\n"
-        )
+        sys.stdout.write(f"\n{request.node.callspec.id}: reference {total / own:.0f} tokens/s, {told}\n")
 
 
 def target_forwards(run: Run) -> tuple[int, int]:
