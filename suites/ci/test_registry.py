@@ -109,7 +109,8 @@ def repository(write: Write) -> Path:
     test = "\n\ndef test_it() -> None:\n    pass\n"
     root = write(GOOD, test)
     shutil.copytree(ROOT / "ci", root / "ci", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "conftest.py", "registration.py"):
+    (root / "suites" / "perf").mkdir()
+    for name in ("__init__.py", "conftest.py", "registration.py", "perf/__init__.py"):
         shutil.copy(registry.SUITES / name, root / "suites" / name)
     other = root / "suites" / "test_other.py"
     other.write_text(f'{registry.IMPORT}\nsuite(seconds=9, stage="cpu", needs="cpu"){test}', encoding="utf-8")
