@@ -25,12 +25,25 @@ class Stage:
     others: int | None = None
 
 
-ENGINE_STAGES = (
-    Stage(tests=("suites/conformance",), lanes=("EAGLE",), others=1),
+QUICK_LOOK = Stage(tests=("suites/conformance",), lanes=("EAGLE",), others=1)
+WHOLE = (
     Stage(tests=("suites/reference_engine",)),
     Stage(tests=("suites/conformance",), lanes=("EAGLE-tree", "STANDALONE", "MTP")),
 )
 """From quick to thorough: only what passes one goes to the next."""
+
+NEAREST: Mapping[str, tuple[str, ...]] = {
+    "reference_engine.output": ("finishing", "finish", "logp", "alias", "extract_hidden_states"),
+    "reference_engine.row_mean": ("alias", "lifecycle"),
+    "reference_engine.scheduler": ("sched", "life", "pages", "delays", "lifecycle"),
+    "reference_engine.batch": ("sched", "window", "sampled_requests", "delays"),
+    "reference_engine.draft_plan": ("draft_lengths", "draft_length", "edges"),
+    "reference_engine.pool": ("state", "sched", "delays", "window"),
+    "reference_engine.cache.pages": ("pages", "kv", "lifecycle", "sched"),
+    "reference_engine.verification": ("chain_law", "tree_law", "block_law", "shape"),
+    "reference_engine.sampling": ("processors", "block_law", "gram", "grammar", "logp", "edges"),
+}
+"""By the beginning of a module's name: the files of tests that are likeliest to see a change of it."""
 
 
 QUICK = 40
@@ -70,7 +83,14 @@ def _kernels() -> list[str]:
 def stages_of(family: str, change: Change) -> Sequence[Stage]:
     if family == "kernels":
         return [Stage(tests=(f"suites/kernels/test_{change.module.rpartition('.')[2]}.py",))]
-    return ENGINE_STAGES
+    return (QUICK_LOOK, Stage(tests=_nearest(change.module), lanes=("EAGLE",)), *WHOLE)
+
+
+def _nearest(module: str) -> tuple[str, ...]:
+    names = next(names for beginning, names in NEAREST.items() if module.startswith(beginning))
+    suites = (ROOT / "suites" / part for part in ("conformance", "reference_engine"))
+    files = [suite / f"test_{name}.py" for suite in suites for name in names]
+    return tuple(file.relative_to(ROOT).as_posix() for file in files if file.is_file())
 
 
 def survey(
