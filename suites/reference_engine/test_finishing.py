@@ -149,3 +149,47 @@ def test_stop_strings_in_characters_of_several_tokens(
 
 def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
     assert Detokenizer(tmp_path).text([1, 2]) is None
+
+
+def ends_first(token_ids: list[int], stop: tuple[str, ...]) -> int:
+    """Where the earliest stop string starts that the last token completed, by the whole texts; -1 without any."""
+    before, after = text_of(tuple(token_ids[:-1])), text_of(tuple(token_ids))
+    found = [(start, s) for s in stop for start in range(len(after)) if after.startswith(s, start)]
+    return min((start for start, s in found if start + len(s) > len(before)), default=-1)
+
+
+SILENT = (EOS,) * 12
+"""Special tokens add no text."""
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stop"),
+    [
+        ((3, 4, 5, 6, 7), (text_of((6, 7)), text_of((4, 5, 6, 7)))),
+        ((3, 4, 5, 6, 7), (text_of((7,)), text_of((3, 4, 5, 6, 7)))),
+        ((*range(3, 16), 3, 4, 5), (text_of((5,)), text_of((*range(3, 16), 3, 4, 5)))),
+        ((3, 4, *SILENT, *SILENT, 5), (text_of((3, 4, 5)),)),
+        ((3, *SILENT, 4, *SILENT, 5), (text_of((3, 4, 5)), text_of((4, 5)))),
+        ((3, 4, *[9] * 40, 5), (text_of((3, 4)), text_of((4, 5)))),
+        ((3, 4, *[9] * 40, 3, 4), (text_of((3, 4)),)),
+        ((3,), (text_of((3,)),)),
+        ((3, 4), (text_of((5,)),)),
+    ],
+)
+def test_where_a_stop_string_begins(token_ids: tuple[int, ...], stop: tuple[str, ...]) -> None:
+    """However long the text is, whatever came before, and however little text its tokens have."""
+    assert CHARACTERS.stop_position(list(token_ids), stop) == ends_first(list(token_ids), stop)
+
+
+@settings(max_examples=200)
+@given(
+    token_ids=st.lists(st.sampled_from((EOS, 3, 4)), min_size=1, max_size=60),
+    stop=st.lists(st.text(text_of((3, 4)), min_size=1, max_size=6), min_size=1, max_size=3).map(tuple),
+)
+def test_stop_strings_anywhere(token_ids: list[int], stop: tuple[str, ...]) -> None:
+    assert CHARACTERS.stop_position(token_ids, stop) == ends_first(token_ids, stop)
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_nothing_is_counted_before_anything_was_drafted(num_steps: int) -> None:
+    assert OutputProcessor((EOS,), CHARACTERS, num_steps).stats.accepted_per_position == [0] * num_steps
