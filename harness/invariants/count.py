@@ -26,8 +26,8 @@ def count_1(run: Run) -> list[Violation]:
         if key not in found:
             continue
         done = found[key]
-        out += _usage(request, key, done) + _logprobs(request, key, done) + _prompt_logprobs(request, key, done)
-        out += _hidden(request, key, done)
+        out += _usage(request, key, done, run.setup.prefix_cache)
+        out += _logprobs(request, key, done) + _prompt_logprobs(request, key, done) + _hidden(request, key, done)
         if deltas:
             parts = deltas.get(key, [])
             out += _delivered_tokens(request, key, done, parts) + _delivered_rows(request, key, done, parts)
@@ -38,7 +38,7 @@ def _never_ran(done: Completion) -> bool:
     return done.finish_reason == "abort" and not done.token_ids
 
 
-def _usage(request: Request, key: Key, done: Completion) -> list[Violation]:
+def _usage(request: Request, key: Key, done: Completion, cache: bool) -> list[Violation]:
     out = []
     prompt, echo, usage = tuple(request.prompt_token_ids), tuple(done.prompt_token_ids), done.usage
     if echo != prompt:
@@ -49,9 +49,10 @@ def _usage(request: Request, key: Key, done: Completion) -> list[Violation]:
     if usage.completion_tokens != len(done.token_ids):
         message = "usage.completion_tokens differs from the tokens delivered"
         out.append(_fault(key, message, expected=len(done.token_ids), got=usage.completion_tokens))
-    if not 0 <= usage.cached_tokens <= len(prompt):
-        message = "usage.cached_tokens lies outside the prompt"
-        out.append(_fault(key, message, expected=f"0..{len(prompt)}", got=usage.cached_tokens))
+    most = len(prompt) if cache else 0
+    if not 0 <= usage.cached_tokens <= most:
+        message = "usage.cached_tokens lies outside the prompt" if cache else "tokens are cached without a prefix cache"
+        out.append(_fault(key, message, expected=f"0..{most}", got=usage.cached_tokens))
     return out
 
 

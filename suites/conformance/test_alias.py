@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from harness.contract import Run
+from harness.contract import Request, Run, SamplingParams
 from harness.contract.request import PooledRows
 from harness.invariants import (
     Scribbler,
@@ -121,6 +121,25 @@ def judge_means(lane: Lane, batch: Batch) -> list[Violation]:
 @given(batch=ROW_BATCH)
 def test_means_are_of_their_own_rows(lane: Lane, batch: Batch) -> None:
     lane.check(judge_means(lane, batch))
+
+
+@pytest.mark.invariant("ALIAS-1", "ALIAS-2")
+def test_means_of_a_single_row(lane: Lane) -> None:
+    """The prompt is one token, or one output token was an input; an output of one token has no row at all."""
+    lane.needs("pooled_hidden")
+    caps: dict[PooledRows, int] = {"prompt": 6, "output": 2, "both": 1}
+    requests = [
+        Request(
+            request_id=which,
+            prompt_token_ids=ROWS.prompt(1, seed),
+            sampling=SamplingParams(max_new_tokens=cap),
+            pooled_hidden=which,
+        )
+        for seed, (which, cap) in enumerate(caps.items())
+    ]
+    requests.append(replace(requests[1], request_id="none", sampling=SamplingParams(max_new_tokens=1)))
+    run = lane.run(requests, family=ROWS.family)
+    lane.check(alias_1_pooled(run, lane.rows(ROWS.family)) + alias_2(run))
 
 
 @pytest.mark.invariant("ALIAS-1", "ALIAS-2")

@@ -55,6 +55,13 @@ def test_count_1_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) -
     assert_red(count_1(corrupt(good_run())), "COUNT-1", says, request_id="b", **where)
 
 
+def test_count_1_without_a_prefix_cache() -> None:
+    run = good_run()
+    run = replace(run, setup=replace(run.setup, prefix_cache=False))
+    assert count_1(run) == []
+    assert_red(count_1(completion("b", usage=Usage(5, 6, 1))(run)), "COUNT-1", "without a prefix cache", got=1)
+
+
 def test_count_1_wants_one_completion_per_sample() -> None:
     wanted = good_run([request("a", (1, 2), n=2)], {"a": [4, 4]})
     [violation] = count_1(wanted)
