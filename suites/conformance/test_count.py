@@ -30,6 +30,12 @@ def test_rows_per_token_in_scenarios(lane: Lane, record_examples: RecordExamples
         record_examples(1)
 
 
+@pytest.mark.invariant("COUNT-1")
+def test_nothing_is_billed_as_cached_without_a_cache(lane: Lane) -> None:
+    requests = plain(WALK, (24, 24, 3), (4, 4, 4))
+    lane.check(count_1(lane.run(requests, prefix_cache=False, page_size=4)))
+
+
 @pytest.mark.invariant("COUNT-2")
 @given(batch=ANY_BATCH)
 def test_counters(lane: Lane, batch: Batch) -> None:

@@ -172,6 +172,7 @@ SILENT = (EOS,) * 12
         ((3, *SILENT, 4, *SILENT, 5), (text_of((3, 4, 5)), text_of((4, 5)))),
         ((3, 4, *[9] * 40, 5), (text_of((3, 4)), text_of((4, 5)))),
         ((3, 4, *[9] * 40, 3, 4), (text_of((3, 4)),)),
+        ((*[9] * 20, 3, 4, *[9] * 20, 3, 4), (text_of((3, 4)),)),
         ((3,), (text_of((3,)),)),
         ((3, 4), (text_of((5,)),)),
     ],
@@ -179,6 +180,13 @@ SILENT = (EOS,) * 12
 def test_where_a_stop_string_begins(token_ids: tuple[int, ...], stop: tuple[str, ...]) -> None:
     """However long the text is, whatever came before, and however little text its tokens have."""
     assert CHARACTERS.stop_position(list(token_ids), stop) == ends_first(list(token_ids), stop)
+
+
+def test_a_stop_string_that_reaches_into_a_long_token() -> None:
+    """The window in which it is looked for must hold what comes before the last token, not the last token alone."""
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "bcd": 1, "": 2}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    assert OneTokenizer(tokenizer).stop_position([0, 0, *[2] * 12, 1], ("aab",)) == 0
 
 
 @settings(max_examples=200)
