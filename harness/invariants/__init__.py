@@ -30,7 +30,7 @@ from harness.invariants.law import law_1, law_2, law_3, law_3_independent
 from harness.invariants.logp import LOGP_TOLERANCE, logp_1
 from harness.invariants.memory import alias_2
 from harness.invariants.pooled import alias_1_pooled
-from harness.invariants.sched import sched_1, sched_2, sched_3
+from harness.invariants.sched import sched_1, sched_2, sched_2_first, sched_3
 from harness.invariants.scribble import Scribbler, alias_2_scribbled
 from harness.invariants.shape import shape_1, shape_2
 from harness.invariants.state import state_1, state_2
@@ -77,6 +77,7 @@ __all__ = [
     "offers",
     "sched_1",
     "sched_2",
+    "sched_2_first",
     "sched_3",
     "shape_1",
     "shape_2",

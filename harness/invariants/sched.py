@@ -57,7 +57,20 @@ def sched_2(run: Run, step_bound: int) -> list[Violation]:
         if steps > step_bound:
             message = "the run took more steps than the bound after the last arrival"
             out.append(Violation(invariant="SCHED-2", message=message, expected=step_bound, got=steps))
-    return out + _idles(run)
+    return out + _idles(run) + _waits(run, deltas)
+
+
+@invariant("SCHED-2", needs={"trace", "completion"})
+def sched_2_first(run: Run, step_bound: int) -> list[Violation]:
+    """The first token of every request comes within `step_bound` steps of its arrival, whatever runs already."""
+    deltas, out = sound_deltas("SCHED-2", run)
+    for request, key in wanted_keys(run):
+        first = next((step.step for step, delta in deltas.get(key, []) if delta.token_ids), None)
+        took = None if first is None else first - request.arrival_step
+        if took is None or took > step_bound:
+            message = "the first token of a request came too late: it waits for those that run already"
+            out.append(blame("SCHED-2", key, message, step=first, expected=f"at most {step_bound}", got=took))
+    return out
 
 
 def _late(request: Request, key: Key, end: int, step_bound: int) -> list[Violation]:
@@ -82,6 +95,22 @@ def _idles(run: Run) -> list[Violation]:
         return []
     message = "the engine computes on, though no request is left"
     return [Violation(invariant="SCHED-2", step=busy[1], message=message, expected="idle", got=f"{len(busy)} steps")]
+
+
+def _waits(run: Run, deltas: Mapping[Key, Sequence[tuple[StepTrace, Delta]]]) -> list[Violation]:
+    """No step is idle while a request waits. Under overlap scheduling a step may only take results in; so may one in
+    which somebody paused the engine."""
+    if run.setup.overlap or run.actions or not deltas:
+        return []
+    idle = [step.step for step in run.steps if step.kind == "idle"]
+    out = []
+    for request, key in wanted_keys(run):
+        ends = [step.step for step, delta in deltas.get(key, []) if delta.finished]
+        lost = [step for step in idle if ends and request.arrival_step <= step < ends[0]]
+        if lost and request.abort_step is None:
+            message = "a step computes nothing, though a request waits for it"
+            out.append(blame("SCHED-2", key, message, step=lost[0], expected="a launch", got="an idle step"))
+    return out
 
 
 @invariant(

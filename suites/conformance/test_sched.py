@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 
 from harness.contract import Request, SamplingParams
-from harness.invariants import kv_1, sched_1, sched_2, sched_3
+from harness.invariants import kv_1, sched_1, sched_2, sched_2_first, sched_3
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.scenarios import abort_storm, mixed_flags, plain, ragged_eight, tiny_pool_preemption
-from harness.workloads.strategies import Batch
+from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, RecordExamples, alone, scenarios
 from suites.registration import suite
 from suites.tiers import tiered
@@ -145,3 +145,30 @@ def test_every_flag_while_others_come_and_go(lane: Lane) -> None:
     changing = replace(batch, changes=changes)
     run = lane.run_batch(changing)
     lane.check(sched_3(run, {r.request_id: alone(lane, batch, r) for r in batch.requests}))
+
+
+@pytest.mark.invariant("SCHED-2")
+def test_a_newcomer_does_not_wait_for_those_that_run(lane: Lane) -> None:
+    lane.grey_box()
+    running, newcomer = plain(WALK, (5, 4), (40, 3))
+    run = lane.run((running, replace(newcomer, arrival_step=4)))
+    lane.check(sched_2_first(run, 4))
+
+
+@pytest.mark.invariant("SCHED-1")
+def test_preempted_where_a_twin_went_on(lane: Lane, record_examples: RecordExamples) -> None:
+    """All that a request has, its last token included, may be in the prefix cache when it is resumed: a twin, which has
+    arrived before it, is ahead. Pages of one token, so that every length is a page's border."""
+    lane.needs("num_pages", "arrival_step")
+    first, other = plain(WALK, (4, 6), (24, 24))
+    twin = replace(first, request_id="twin", arrival_step=3)
+    requests = (first, other, twin)
+    right = lane.run(requests, page_size=1)
+    preempted = 0
+    for slack in range(0, 24, 6):
+        run = lane.run(requests, page_size=1, num_pages=tight_pool(requests, 1, 3, slack))
+        lane.check(sched_1(run, right))
+        preempted += sum("twin" in owner for step in run.steps for owner in step.preempted)
+        record_examples(1)
+    if lane.capabilities.grey_box:
+        assert preempted, "the pool is too large: the twin was not preempted"

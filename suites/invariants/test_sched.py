@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.contract import Run, StepTrace
-from harness.invariants import Misuse, sched_1, sched_2, sched_3
+from harness.invariants import Misuse, sched_1, sched_2, sched_2_first, sched_3
 from suites.registration import suite
 
 from .builders import ACCEPTS, Corruption, assert_red, both, completion, delta, good_run, request, step, two_requests
@@ -138,3 +138,22 @@ def test_sched_3_skips_unseeded_requests_and_wants_a_solo_run_for_the_others() -
     assert sched_3(sampled, {"a": solo("a")}) == []
     with pytest.raises(Misuse, match="no run for request 'b'"):
         sched_3(good_run(), {"a": solo("a")})
+
+
+def test_sched_2_sees_a_step_that_computes_nothing() -> None:
+    run = good_run()
+    first, second, *rest = run.steps
+    idle = StepTrace(step=second.step, kind="idle", pages=first.pages)
+    late = tuple(replace(later, step=later.step + 1) for later in (second, *rest))
+    stalled = replace(run, steps=(first, idle, *late))
+    assert sched_2(run, 20) == []
+    assert_red(sched_2(stalled, 20), "SCHED-2", "computes nothing", step=idle.step)
+    assert sched_2(replace(stalled, setup=replace(run.setup, overlap=True)), 20) == []
+
+
+def test_sched_2_sees_a_first_token_that_comes_late() -> None:
+    run = good_run()
+    assert sched_2_first(run, 0) == []
+    late = replace(run, steps=tuple(replace(step, step=step.step + 3) for step in run.steps))
+    assert sched_2_first(late, 3) == []
+    assert_red(sched_2_first(late, 2), "SCHED-2", "came too late", expected="at most 2", got=3)

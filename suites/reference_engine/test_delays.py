@@ -17,7 +17,7 @@ from harness.known_answer import Drafter
 from harness.workloads.acceptance import earned
 from harness.workloads.known import hidden_rows, known_family, vocabulary
 from harness.workloads.lane import Lane, step_bound
-from harness.workloads.scenarios import abort_storm, mixed_flags, tiny_pool_preemption
+from harness.workloads.scenarios import abort_storm, mixed_flags, plain, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
 from reference_engine.engine import LLMEngine
@@ -110,3 +110,12 @@ def test_results_in_the_wrong_order_are_seen(lane: Lane, monkeypatch: pytest.Mon
     monkeypatch.setattr(LLMEngine, "_process", newest_first)
     with pytest.raises(AssertionError):
         test_late_results(lane, slots_change_hands, "always late")
+
+
+@pytest.mark.drafters("none")
+@pytest.mark.parametrize("cap", [1, 2, 7])
+def test_nothing_is_launched_once_the_cap_is_sure(lane: Lane, cap: int) -> None:
+    """Every launch in flight adds a token: the last of them is known before its result is."""
+    run = late_run(lane, Batch(plain(CENSUS, (5,), (cap,)), k=0), "jitter")
+    assert len(run.completions[0].token_ids) == cap
+    assert sum(step.target_forwards for step in run.steps if step.kind == "decode") == cap - 1
