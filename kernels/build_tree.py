@@ -133,7 +133,7 @@ def reference(
     known = (chosen >= 0) & (chosen < num_candidates)
     # Node of each candidate, -1 while it is not chosen; one more column takes what is no candidate.
     node_of = torch.full((rows, num_candidates + 1), -1, dtype=torch.long, device=device)
-    parents = torch.full((rows, num_drafts), -1, dtype=torch.long, device=device)
+    parents = torch.empty_like(chosen)
     sees = torch.eye(num_nodes, dtype=torch.bool, device=device).repeat(rows, 1, 1)
     padded = torch.nn.functional.pad(candidate_parents, (0, 1), value=-1)
     for draft in range(num_drafts):

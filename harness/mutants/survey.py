@@ -82,7 +82,8 @@ def _kernels() -> list[str]:
 
 def stages_of(family: str, change: Change) -> Sequence[Stage]:
     if family == "kernels":
-        return [Stage(tests=(f"suites/kernels/test_{change.module.rpartition('.')[2]}.py",))]
+        own = f"suites/kernels/test_{change.module.rpartition('.')[2]}.py"
+        return [Stage(tests=(own,)), Stage(tests=("suites/kernels/test_exact_law.py",))]
     return (QUICK_LOOK, Stage(tests=_nearest(change.module), lanes=("EAGLE",)), *WHOLE)
 
 
