@@ -140,7 +140,6 @@ class RequestState:
     prompt_delivered: bool = False
     accept_lens: list[int] = field(default_factory=list)
     draft_lens: list[int] = field(default_factory=list)
-    num_preemptions: int = 0
     num_speculative_tokens: int | None = None
     num_drafts: int = 0
 

@@ -122,7 +122,6 @@ class Scheduler:
         assert request.pending == 0, f"{request.owner} is preempted with {request.pending} results on their way"
         self._release(request)
         request.status = Status.WAITING
-        request.num_preemptions += 1
         if not request.prompt_delivered:
             request.prefill_hidden.clear()
             request.prompt_logprobs.clear()
