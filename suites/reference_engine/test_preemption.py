@@ -72,13 +72,31 @@ def test_who_waits_for_pages_holds_none(open_lane: OpenLane, name: str) -> None:
     check(kv_1(run))
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("name", [*LANES, "STANDALONE"])
 def test_the_next_turn_finds_the_last_one(open_lane: OpenLane, name: str) -> None:
-    """A finished request's output is in the prefix cache, as far as its rows are final."""
+    """Every full page of a finished request whose rows are final is in the prefix cache: all but that of the last
+    token, which was no input."""
     lane = open_lane(name)
-    (turn,) = plain(ROWS, (8,), (24,))
-    with lane.start(family=ROWS.family, page_size=4) as engine:
-        said = engine.run((turn,)).completions[0].token_ids
-        prompt = (*turn.prompt_token_ids, *said, 1, 2)
-        answer = engine.run((replace(turn, request_id="next", prompt_token_ids=prompt),)).completions[0]
-    assert answer.usage.cached_tokens >= len(turn.prompt_token_ids) + len(said) - 8
+    for cap in range(24, 28):
+        (turn,) = plain(ROWS, (8,), (cap,))
+        with lane.start(family=ROWS.family, page_size=4) as engine:
+            said = (*turn.prompt_token_ids, *engine.run((turn,)).completions[0].token_ids)
+            next_turn = replace(turn, request_id="next", prompt_token_ids=(*said, 1, 2))
+            cached = engine.run((next_turn,)).completions[0].usage.cached_tokens
+        assert cached == (len(said) - 1) // 4 * 4, f"{len(said)} tokens"
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_no_more_run_than_may(open_lane: OpenLane, name: str) -> None:
+    lane = open_lane(name)
+    requests = plain(ROWS, (3, 4, 5, 6, 7), (9, 8, 7, 6, 9))
+    run = lane.run(requests, family=ROWS.family, max_running=2)
+    last = {done.request_id: 0 for done in run.completions}
+    first: dict[str, int] = {}
+    for step in run.steps:
+        for delta in step.deltas:
+            first.setdefault(delta.request_id, step.step)
+            last[delta.request_id] = step.step
+    for step in run.steps:
+        running = [name for name, begun in first.items() if begun <= step.step < last[name]]
+        assert len(running) <= 2, f"step {step.step}: {running}"
