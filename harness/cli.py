@@ -15,6 +15,7 @@ from rich.table import Table
 from ci.cli import app as ci
 from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
+from harness.trained.cli import app as models
 
 app = typer.Typer(
     name="draftproof",
@@ -27,6 +28,7 @@ known_answer = typer.Typer(help="Checkpoints whose answers are known in closed f
 app.add_typer(known_answer, name="known-answer")
 app.add_typer(engines, name="engines")
 app.add_typer(mutants, name="mutants")
+app.add_typer(models, name="models")
 app.add_typer(ci, name="ci")
 
 ROOT = Path(__file__).resolve().parents[1]
