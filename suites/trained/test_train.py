@@ -19,7 +19,7 @@ suite(seconds=5, stage="cpu", needs="cpu")
 
 TOY = dataclasses.replace(SHAPE, hidden_size=32, intermediate_size=32, num_heads=1, num_kv_heads=1)
 STEPS = STEPS_BETWEEN_STATES + 3
-PLANS = tuple(Plan(seed=seed, steps=STEPS, batch=2, length=24, peak_rate=1e-2) for seed in (1, 2))
+PLANS = tuple(Plan(seed=seed, steps=STEPS, batch=2, length=24, peak_rate=5e-2) for seed in (1, 2))
 
 
 def toy(out: Path, on_step: OnStep | None = None) -> Path:
