@@ -21,7 +21,7 @@ from harness.trained.standalone import Standalone
 from harness.trained.target import DTYPE, SHAPE, Llama
 from harness.trained.tokenizer import write_tokenizer
 
-WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS = Path(__file__).resolve().parents[2] / "models"
 SUMS = "SHA256SUMS"
 DRAFTERS: dict[str, Callable[[Llama], Standalone | Eagle | Eagle3 | Mtp]] = {
     "standalone": Standalone,

@@ -8,7 +8,7 @@ from harness.trained.text import ALPHABET, EOS, KINDS, VOCAB_SIZE, documents, en
 from harness.trained.tokenizer import build_tokenizer
 from suites.registration import suite
 
-suite(seconds=1, stage="cpu", needs="cpu")
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 SEED, LENGTH = 1, 129
 

@@ -15,7 +15,7 @@ from harness.trained.target import SHAPE
 from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, Plan, train
 from suites.registration import suite
 
-suite(seconds=5, stage="cpu", needs="cpu")
+suite(seconds=3, stage="cpu", needs="cpu")
 
 TOY = dataclasses.replace(SHAPE, hidden_size=32, intermediate_size=32, num_heads=1, num_kv_heads=1)
 STEPS = STEPS_BETWEEN_STATES + 3
@@ -56,8 +56,8 @@ def interrupting(places: Sequence[tuple[str, int]]) -> OnStep:
 
 
 def test_resumed_training_gives_the_weights_of_an_uninterrupted_run(whole: Path, tmp_path: Path) -> None:
-    """Interrupted in each stage, where a state has just been kept, and where steps have to be taken again."""
-    places = [(stage, step) for stage in ("target", "drafters") for step in (STEPS_BETWEEN_STATES, STEPS - 1)]
+    """Interrupted where a state has just been kept, and in each stage where steps have to be taken again."""
+    places = [("target", STEPS_BETWEEN_STATES), ("target", STEPS - 1), ("drafters", STEPS - 1)]
     on_step = interrupting(places)
     for _ in places:
         with pytest.raises(Interrupted):
