@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -23,7 +22,7 @@ from harness.trained.tokenizer import write_tokenizer
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models"
 SUMS = "SHA256SUMS"
-DRAFTERS: dict[str, Callable[[Llama], Standalone | Eagle | Eagle3 | Mtp]] = {
+DRAFTERS: dict[str, type[Standalone | Eagle | Eagle3 | Mtp]] = {
     "standalone": Standalone,
     "eagle": Eagle,
     "eagle3": Eagle3,
@@ -72,13 +71,8 @@ def setup(folder: str | None, k: int = 3, root: Path = WEIGHTS, **changes: objec
     if folder is None:
         return EngineSetup(target=root / "target", **changes)  # type: ignore[arg-type]  # fields of EngineSetup
     within = folder == "mtp"
-    chain = DrafterSetup.chain(methods()[folder], k, None if within else root / folder)
+    chain = DrafterSetup.chain(DRAFTERS[folder].method, k, None if within else root / folder)
     return EngineSetup(target=root / (folder if within else "target"), drafter=chain, **changes)  # type: ignore[arg-type]  # as above
-
-
-def methods() -> dict[str, str]:
-    """What contracts call the drafters of the folders."""
-    return {"standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "MTP"}
 
 
 def sums(root: Path) -> dict[str, str]:
@@ -94,7 +88,11 @@ def write_sums(root: Path) -> None:
 
 
 def damaged(root: Path = WEIGHTS) -> list[str]:
-    """Files below `root` that are not as the list says, are missing, or are not in it."""
+    """Files below `root` that are not as the list says, are missing, or are not in it. ValueError without a list."""
+    if not (root / SUMS).is_file():
+        raise ValueError(
+            f"root={str(root)!r}: no {SUMS} there; give a folder that `draftproof models train` has finished"
+        )
     pairs = (line.split("  ", 1) for line in (root / SUMS).read_text(encoding="utf-8").splitlines())
     listed, found = {name: digest for digest, name in pairs}, sums(root)
     return sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name))

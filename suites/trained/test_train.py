@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from harness.trained import checkpoints
+from harness.trained.cli import app
 from harness.trained.measure import measure, requests
 from harness.trained.target import SHAPE
 from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, Plan, train
@@ -78,17 +83,30 @@ def test_the_log_names_seeds_and_shows_that_losses_fall(whole: Path) -> None:
 
 
 def test_a_damaged_file_is_named(whole: Path, tmp_path: Path) -> None:
-    for path in whole.rglob("*"):
-        if path.is_file():
-            copy = tmp_path / path.relative_to(whole)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     assert checkpoints.damaged(tmp_path) == []
     weights = tmp_path / "eagle" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     (tmp_path / "mtp" / "config.json").unlink()
     (tmp_path / "stray").touch()
     assert checkpoints.damaged(tmp_path) == ["eagle/model.safetensors", "mtp/config.json", "stray"]
+
+
+def test_the_command_fails_on_a_damaged_file_and_a_drafter_that_falls_short(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (tmp_path / LOG).write_text("")
+    # All ones draft what the target never says, or so it is at this size: below any bound.
+    path = tmp_path / "eagle" / "model.safetensors"
+    save_file({name: torch.ones_like(tensor) for name, tensor in load_file(path).items()}, path)
+    found = CliRunner().invoke(app, ["check", "--root", str(tmp_path), "--drafter", "eagle", "--prompts", "2"])
+    assert found.exit_code == 1
+    assert f"{LOG}: not as {checkpoints.SUMS} says" in found.output
+    assert "eagle: accept length 1.000 is below 2.2" in found.output
+
+
+def test_a_folder_without_checksums_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no SHA256SUMS there"):
+        checkpoints.damaged(tmp_path)
 
 
 @pytest.mark.parametrize("folder", checkpoints.DRAFTERS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from harness.contract import Request, Run, SamplingParams
@@ -67,6 +69,14 @@ def simulated(drafts: list[list[int]], ids: tuple[int, ...], prompt_len: int) ->
 def test_files_are_as_their_checksums_say() -> None:
     assert checkpoints.damaged() == []
     assert sum(path.stat().st_size for path in checkpoints.WEIGHTS.rglob("*")) < MOST_BYTES
+
+
+@pytest.mark.parametrize("folder", ["target", *checkpoints.DRAFTERS])
+def test_weights_have_the_dtype_that_the_config_names(folder: str) -> None:
+    config = json.loads((checkpoints.WEIGHTS / folder / "config.json").read_text(encoding="utf-8"))
+    weights = load_file(checkpoints.WEIGHTS / folder / "model.safetensors")
+    assert config["torch_dtype"] == "bfloat16"
+    assert {tensor.dtype for name, tensor in weights.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("folder", ["target", "standalone"])
