@@ -17,6 +17,7 @@ from ci.cli import app as ci
 from ci.perf.cli import app as perf
 from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
+from harness.trained.cli import app as models
 
 app = typer.Typer(
     name="draftproof",
@@ -29,6 +30,7 @@ known_answer = typer.Typer(help="Checkpoints whose answers are known in closed f
 app.add_typer(known_answer, name="known-answer")
 app.add_typer(engines, name="engines")
 app.add_typer(mutants, name="mutants")
+app.add_typer(models, name="models")
 app.add_typer(ci, name="ci")
 app.command("campaign")(campaign)
 app.add_typer(perf, name="perf")
