@@ -159,14 +159,14 @@ def test_a_newcomer_does_not_wait_for_those_that_run(lane: Lane) -> None:
 def test_preempted_where_a_twin_went_on(lane: Lane, record_examples: RecordExamples) -> None:
     """All that a request has, its last token included, may be in the prefix cache when it is resumed: a twin, which has
     arrived before it, is ahead. Pages of one token, so that every length is a page's border."""
-    lane.needs("num_pages", "arrival_step")
     first, other = plain(WALK, (4, 6), (24, 24))
     twin = replace(first, request_id="twin", arrival_step=3)
     requests = (first, other, twin)
-    right = lane.run(requests, page_size=1)
+    right = lane.run_batch(Batch(requests, 3, changes=(("page_size", 1),)))
     preempted = 0
     for slack in range(0, 24, 6):
-        run = lane.run(requests, page_size=1, num_pages=tight_pool(requests, 1, 3, slack))
+        pool = tight_pool(requests, 1, 3, slack)
+        run = lane.run_batch(Batch(requests, 3, changes=(("page_size", 1), ("num_pages", pool))))
         lane.check(sched_1(run, right))
         preempted += sum("twin" in owner for step in run.steps for owner in step.preempted)
         record_examples(1)

@@ -52,10 +52,11 @@ def test_ids_in_scenarios(lane: Lane, record_examples: RecordExamples) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_ids_where_none_is_left_to_choose(lane: Lane, overlap: bool, record_examples: RecordExamples) -> None:
     """At every place of a block, behind drafts that are right. Overlapped, the next step runs on what is no token."""
-    lane.needs("allowed_token_ids", "bad_words", *["overlap"] * overlap)
+    lane.needs("allowed_token_ids", "bad_words")
     perfect = vocabulary("walk-perfect")
     requests = dead_ends(perfect, 3)
-    run = lane.run(requests, family=perfect.family, overlap=overlap, **WIDE)
+    setup = lane.fit(Batch(requests, 3, changes=(("overlap", overlap),))).setup
+    run = lane.run(requests, family=perfect.family, **WIDE, **setup)
     lane.check(shape_2(run) + equal_1(run, lane.baseline(requests, family=perfect.family, **WIDE)))
     if lane.capabilities.dead_end == "ends":
         assert [len(done.token_ids) for done in run.completions] == list(range(1, len(requests) + 1))

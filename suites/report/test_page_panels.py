@@ -251,7 +251,8 @@ def test_decode(benchmark):
 """
 
 
-def test_benchmarks_and_the_time_of_each_file(pytester: pytest.Pytester) -> None:
+def test_benchmarks_and_the_time_of_each_file(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in a worker, pytest-benchmark writes nothing
     pytester.makepyfile(BENCHMARK)
     pytester.makeini("[pytest]")
     files = [pytester.path / "benchmark.json", pytester.path / "junit.xml"]
