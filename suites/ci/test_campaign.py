@@ -22,7 +22,7 @@ from suites.ci.redis_server import serving
 from suites.registration import suite
 from suites.tiers import FULL
 
-suite(seconds=25, stage="cpu", needs="cpu")
+suite(seconds=13, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from suites.ci.command import main; main()", "campaign"]

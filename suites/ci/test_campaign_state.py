@@ -17,7 +17,7 @@ from ci.campaign_state import Campaign, Failure, Scope, Task, append, opened, re
 from ci.campaign_workers import started
 from suites.registration import suite
 
-suite(seconds=2, stage="cpu", needs="cpu")
+suite(seconds=0.6, stage="cpu", needs="cpu")
 
 SCOPE = Scope(suites=("suites/conformance",), drafters=("EAGLE",), invariants=(), tier="full")
 FAILURE = Failure(

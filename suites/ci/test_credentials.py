@@ -15,7 +15,7 @@ from ci.register_runner import Plan, child_environment, labels_of
 from ci.runners import RunnerClass, load
 from suites.registration import suite
 
-suite(seconds=2, stage="cpu", needs="cpu")
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "ghp_0123456789"

@@ -18,7 +18,7 @@ from ci.cli import app
 from ci.doctor import GIB, Gpu, Machine
 from suites.registration import suite
 
-suite(seconds=1, stage="cpu", needs="cpu")
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 CLASSES = runners.load()
 H200 = Machine(

@@ -14,7 +14,7 @@ from ci.github import GitHub, GitHubError, JitRequest, Scope, checked_url
 from suites.ci.fake_github import FakeGitHub, serving
 from suites.registration import suite
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=3.2, stage="cpu", needs="cpu")
 
 TOKEN = "ghp_a-token-that-nobody-may-see"
 REPO, ORG = Scope("octo", "engine"), Scope("octo")

@@ -28,7 +28,7 @@ from suites.ci.fake_runner import NVIDIA_SMI, FakeRunner, script
 from suites.registration import suite
 from suites.tiers import FULL, tiered
 
-suite(seconds=22, stage="cpu", needs="cpu")
+suite(seconds=13, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"

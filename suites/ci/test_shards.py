@@ -17,7 +17,7 @@ from ci.cli import app
 from ci.registry import Registration
 from suites.registration import suite
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=1.2, stage="cpu", needs="cpu")
 
 Registrations = tuple[Registration, ...]
 SECONDS = st.floats(0.1, 600)

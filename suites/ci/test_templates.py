@@ -17,7 +17,7 @@ from ci.cli import app
 from ci.runners import load
 from suites.registration import suite
 
-suite(seconds=1, stage="cpu", needs="cpu")
+suite(seconds=0.1, stage="cpu", needs="cpu")
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "ci" / "templates"
 YAML = sorted(path.name for path in TEMPLATES.glob("*.yaml"))

@@ -17,7 +17,7 @@ from ci.registry import Registration
 from suites.ci.rules import Workflow, events, objections, parsed
 from suites.registration import suite
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=2.1, stage="cpu", needs="cpu")
 
 PROGRAMS = Path(sys.executable).parent
 NAMES = ("ci", "comparison", "engines", "gpu", "nightly")

@@ -30,7 +30,7 @@ from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBa
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=8.7, stage="cpu", needs="cpu")
+suite(seconds=5.7, stage="cpu", needs="cpu")
 
 UNFLAGGED = (ragged_eight, short_prompts, tiny_pool_preemption, chunked_prefill, warm_prefix, overlap_buckets)
 LENGTHS = [(short_prompts, 1), (short_prompts, 2), (short_prompts, 6), (tiny_pool_preemption, 5)]

@@ -36,7 +36,7 @@ from suites.conformance.arrange import ROW_BATCH, ROWS, MakeBatch, RecordExample
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=8, stage="cpu", needs="cpu")
+suite(seconds=5.7, stage="cpu", needs="cpu")
 
 TELLING = (ragged_eight, short_prompts, tiny_pool_preemption, warm_prefix, overlap_buckets)
 KEEPING_LAYERS = [name for name, spec in LANES.items() if spec.keeps_layers]

@@ -11,7 +11,7 @@ from harness.workloads.verdicts import at_the_end
 from suites.conformance.arrange import RecordExamples
 from suites.registration import suite
 
-suite(seconds=2.4, stage="cpu", needs="cpu")
+suite(seconds=1.4, stage="cpu", needs="cpu")
 
 IN_EVERY_RUN = {"pages_and_chunks": 4, "context_limit": 5, "between_buckets": 2, "token_zero": 1}
 """Draft length of each sweep in the fast tier."""

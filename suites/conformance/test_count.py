@@ -14,7 +14,7 @@ from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios
 from suites.registration import suite
 
-suite(seconds=7.1, stage="cpu", needs="cpu")
+suite(seconds=5, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("COUNT-1")

@@ -32,7 +32,7 @@ from harness.workloads.vocabulary import Vocabulary
 from suites.conformance.arrange import ROWS, WALK
 from suites.registration import suite
 
-suite(seconds=4.1, stage="cpu", needs="cpu")
+suite(seconds=2.6, stage="cpu", needs="cpu")
 
 SPECULATIVE = [name for name, spec in LANES.items() if spec.speculative]
 CHAINS = [name for name in SPECULATIVE if LANES[name].topk == 1]

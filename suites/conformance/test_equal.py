@@ -31,7 +31,7 @@ from suites.conformance.arrange import (
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=8.2, stage="cpu", needs="cpu")
+suite(seconds=6.2, stage="cpu", needs="cpu")
 
 LAW = vocabulary("law")
 STRONG: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, capped
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=7.2, stage="cpu", needs="cpu")
+suite(seconds=4.9, stage="cpu", needs="cpu")
 
 PERFECT = vocabulary("walk-perfect")
 """Full blocks: a stop at every position is a stop at every place of a block."""

@@ -17,7 +17,7 @@ from harness.workloads.strategies import Batch, tight_pool
 from suites.conformance.arrange import WALK, RecordExamples
 from suites.registration import suite
 
-suite(seconds=5.2, stage="cpu", needs="cpu")
+suite(seconds=3.6, stage="cpu", needs="cpu")
 
 REQUESTS = grammatical(WALK)
 LAW = vocabulary("law")

@@ -29,7 +29,7 @@ from harness.workloads.strategies import Batch
 from suites.conformance.arrange import WALK
 from suites.registration import suite
 
-suite(seconds=7.8, stage="cpu", needs="cpu")
+suite(seconds=4.2, stage="cpu", needs="cpu")
 
 HOSTILE = hostile_drafters(WALK.continue_, WALK.vocab_size, WALK.eos_token_id)
 

@@ -12,7 +12,7 @@ from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios, watched
 from suites.registration import suite
 
-suite(seconds=2.7, stage="cpu", needs="cpu")
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("KV-1")

@@ -35,7 +35,7 @@ from suites.conformance.arrange import DRAWING, LAW_IDS, RecordExamples, draft_m
 from suites.registration import suite
 from suites.tiers import FULL
 
-suite(seconds=14, stage="cpu", needs="cpu")
+suite(seconds=9, stage="cpu", needs="cpu")
 
 METHODS = pytest.mark.parametrize("method", draft_methods("greedy"))
 """Drawn drafts are judged exactly in every run, place by place, in `suites/reference_engine/test_engine_law.py`."""

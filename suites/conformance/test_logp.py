@@ -31,7 +31,7 @@ from suites.conformance.arrange import (
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=3.9, stage="cpu", needs="cpu")
+suite(seconds=2.6, stage="cpu", needs="cpu")
 
 LAW = vocabulary("law")
 SCENES = [

@@ -16,7 +16,7 @@ from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, RecordExamples, al
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=9.5, stage="cpu", needs="cpu")
+suite(seconds=6.9, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("SCHED-1")

@@ -17,7 +17,7 @@ from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, offering
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=1.1, stage="cpu", needs="cpu")
+suite(seconds=2, stage="cpu", needs="cpu")
 
 
 @pytest.mark.invariant("SHAPE-1")

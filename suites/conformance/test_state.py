@@ -23,7 +23,7 @@ from suites.conformance.arrange import ANY_BATCH, ROWS, WALK, MakeBatch, RecordE
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=6.8, stage="cpu", needs="cpu")
+suite(seconds=4, stage="cpu", needs="cpu")
 
 SNAPSHOTS = (("snapshots", True),)
 SEVERAL_LAYERS = "mtp3"

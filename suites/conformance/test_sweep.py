@@ -29,7 +29,7 @@ from harness.workloads.scenarios import plain
 from suites.conformance.arrange import ROWS, RecordExamples
 from suites.registration import suite
 
-suite(seconds=2.2, stage="cpu", needs="cpu")
+suite(seconds=1.4, stage="cpu", needs="cpu")
 
 WITH_WEIGHTS = [name for name, spec in LANES.items() if spec.has_weights and spec.topk == 1]
 WITH_CHECKPOINT = [name for name, spec in LANES.items() if not spec.speculative] + WITH_WEIGHTS

@@ -16,7 +16,7 @@ from harness.engines import ENGINES, engine_factory, environments, recipes
 from harness.engines.environments import Pip, Recipe, doctor, install, newest, version_of
 from suites.registration import suite
 
-suite(seconds=7, stage="cpu", needs="cpu")
+suite(seconds=13, stage="cpu", needs="cpu")
 
 TOY = Recipe(engine="toy", package="pip", version="1.0", steps=lambda _: (), imports=("json",))
 """Nothing but a virtual environment, so that nothing is downloaded."""

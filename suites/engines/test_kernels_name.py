@@ -18,7 +18,7 @@ import pytest
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=1.6, stage="cpu", needs="cpu")
+suite(seconds=2.5, stage="cpu", needs="cpu")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

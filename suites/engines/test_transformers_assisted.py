@@ -25,7 +25,7 @@ from harness.workloads.scenarios import short_prompts
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=6.1, stage="cpu", needs="cpu")
 
 K = 3
 PROMPTS = ("Hello, world", "a", "def f(x):", "0123456789 9876543210")

@@ -14,7 +14,7 @@ from harness.engines import engine_factory
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, Architecture, encode, random_checkpoint
 from suites.registration import suite
 
-suite(seconds=1.9, stage="cpu", needs="cpu")
+suite(seconds=2.7, stage="cpu", needs="cpu")
 
 TOLERANCE: dict[DType, float] = {"float32": 1e-4, "float64": 1e-9}
 

@@ -13,7 +13,7 @@ from suites.kernels.rows import VOCABS, logits, offset_rows
 from suites.kernels.support import examples, generator, seeds, strided
 from suites.registration import suite
 
-suite(seconds=3.8, stage="cpu", needs="cpu")
+suite(seconds=2.9, stage="cpu", needs="cpu")
 suite(seconds=10, stage="gpu", needs="1-gpu")
 
 INF = torch.inf

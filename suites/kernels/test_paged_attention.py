@@ -12,7 +12,7 @@ from suites.kernels.guard import DEVICE, compare
 from suites.kernels.support import examples, generator, seeds, strided
 from suites.registration import suite
 
-suite(seconds=1.1, stage="cpu", needs="cpu")
+suite(seconds=0.5, stage="cpu", needs="cpu")
 suite(seconds=10, stage="gpu", needs="1-gpu")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

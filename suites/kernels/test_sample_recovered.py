@@ -19,7 +19,7 @@ from suites.kernels.rows import EDGE_VOCABS, VOCABS, offset_rows, probabilities
 from suites.kernels.support import examples, generator, seeds, strided
 from suites.registration import suite
 
-suite(seconds=1.8, stage="cpu", needs="cpu")
+suite(seconds=1.3, stage="cpu", needs="cpu")
 suite(seconds=10, stage="gpu", needs="1-gpu")
 
 Args = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]

@@ -12,7 +12,7 @@ from harness.mutants.general import Change, changes
 from harness.mutants.runs import Laboratory
 from suites.registration import suite
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=2.6, stage="cpu", needs="cpu")
 
 MODULE = '''
 """A docstring with 1 < 2."""

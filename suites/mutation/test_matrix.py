@@ -8,7 +8,7 @@ from harness.mutants import Mutant, zoo
 from harness.mutants.runs import Laboratory
 from suites.registration import suite
 
-suite(seconds=10, stage="cpu", needs="cpu")
+suite(seconds=5.9, stage="cpu", needs="cpu")
 
 FAST = ("hidden-rows-are-views",)
 """In every run; all of them with --tier full, or `draftproof mutants run`."""

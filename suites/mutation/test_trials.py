@@ -14,7 +14,7 @@ from harness.mutants.runs import Laboratory, Trial, Verdict
 from harness.report.zoo import describe
 from suites.registration import suite
 
-suite(seconds=16, stage="cpu", needs="cpu")
+suite(seconds=9.3, stage="cpu", needs="cpu")
 
 FEW = ("suites/conformance/test_count.py::test_rows_per_token",)
 

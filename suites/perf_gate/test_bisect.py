@@ -18,7 +18,7 @@ from suites.perf_gate.test_planted import PLANTS, copy_of_source, edit
 from suites.registration import suite
 from suites.tiers import FULL
 
-suite(seconds=2, stage="cpu", needs="cpu")
+suite(seconds=0.2, stage="cpu", needs="cpu")
 
 COMMITS = [f"{number:02}" for number in range(20)]
 

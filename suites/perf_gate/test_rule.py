@@ -12,7 +12,7 @@ from ci.perf import power
 from ci.perf.rule import Floats, Rule, effect, signed_rank
 from suites.registration import suite
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=1.8, stage="cpu", needs="cpu")
 
 RULE = Rule()
 BENCHMARKS = 6

@@ -25,7 +25,7 @@ from suites.conformance.arrange import MakeBatch, watched
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=2.1, stage="cpu", needs="cpu")
 
 CENSUS = vocabulary("census")
 DEPTH = 3

@@ -20,7 +20,7 @@ from suites.reference_engine.conftest import OpenLane
 from suites.reference_engine.support import ask
 from suites.registration import suite
 
-suite(seconds=0.6, stage="cpu", needs="cpu")
+suite(seconds=1.1, stage="cpu", needs="cpu")
 
 
 def test_one_pass_a_step_whatever_k(open_lane: OpenLane) -> None:

@@ -25,7 +25,7 @@ from suites.reference_engine.support import Method
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=7.9, stage="cpu", needs="cpu")
+suite(seconds=6.1, stage="cpu", needs="cpu")
 
 CELLS = [(name, method) for name, lane in LANES.items() for method in DRAFT_METHODS[: 1 + lane.speculative]]
 

@@ -19,7 +19,7 @@ from reference_engine.output import Detokenizer, OutputProcessor
 from reference_engine.request import RequestState, SamplingParams, Status
 from suites.registration import suite
 
-suite(seconds=0.3, stage="cpu", needs="cpu")
+suite(seconds=0.8, stage="cpu", needs="cpu")
 
 VOCAB, EOS = 16, 2
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reference_engine.cache.pages import PageAllocator
 from suites.registration import suite
 
-suite(seconds=1.1, stage="cpu", needs="cpu")
+suite(seconds=1.8, stage="cpu", needs="cpu")
 
 NUM_PAGES, PAGE_SIZE = 8, 2
 TRUNKS = ((0, 1, 1, 0, 1, 0, 0, 1, 1, 1), (0, 1, 1, 0, 0, 1, 0, 1, 0, 0))

@@ -14,7 +14,7 @@ from harness.workloads.strategies import tight_pool
 from suites.reference_engine.conftest import OpenLane
 from suites.registration import suite
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=5.5, stage="cpu", needs="cpu")
 
 ROWS = vocabulary("census")
 LANES = ("none", "EAGLE", "MTP")

@@ -26,7 +26,7 @@ from harness.workloads.random_checkpoints import edit_config, encode, random_che
 from reference_engine.model.weights import Weights
 from suites.registration import suite
 
-suite(seconds=6.5, stage="cpu", needs="cpu")
+suite(seconds=3.9, stage="cpu", needs="cpu")
 
 WITH_WEIGHTS = [name for name, lane in LANES.items() if lane.has_weights and lane.topk == 1]
 WITH_FILES = [name for name in WITH_WEIGHTS if LANES[name].loads_checkpoint]

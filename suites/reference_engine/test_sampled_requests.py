@@ -22,7 +22,7 @@ from suites.reference_engine.support import PROMPT, Method, ask, drawn, run
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=4.7, stage="cpu", needs="cpu")
+suite(seconds=3.2, stage="cpu", needs="cpu")
 
 SPECULATIVE = [name for name, lane in LANES.items() if lane.speculative]
 PROBABILISTIC = ["STANDALONE", "EAGLE", "EAGLE3", "MTP", "MEDUSA", "FROZEN_KV_MTP", "DFLASH"]

@@ -27,7 +27,7 @@ from reference_engine.sampling.logprobs import compute_logprobs
 from suites.registration import suite
 from suites.regressions.support import asking, census, crash, family_of, lanes, misattributed, observe, owners
 
-suite(seconds=3.2, stage="cpu", needs="cpu")
+suite(seconds=1.8, stage="cpu", needs="cpu")
 
 CAPS = (7, 6, 5, 4)
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]

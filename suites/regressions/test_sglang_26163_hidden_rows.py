@@ -20,7 +20,7 @@ from reference_engine.request import RequestOutput, RequestState
 from suites.registration import suite
 from suites.regressions.support import accepting, asking, errs, long_enough, misattributed, observe, owners
 
-suite(seconds=2.6, stage="cpu", needs="cpu")
+suite(seconds=2, stage="cpu", needs="cpu")
 
 CAPS = (8, 6, 9, 7)
 Rows = Callable[[StepResult, int, list[int]], list[int]]

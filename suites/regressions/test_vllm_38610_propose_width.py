@@ -23,7 +23,7 @@ from reference_engine.drafters.base import Drafter, Proposal, ProposeInputs
 from suites.registration import suite
 from suites.regressions.support import asking, crash, family_of, lanes, observe
 
-suite(seconds=1.4, stage="cpu", needs="cpu")
+suite(seconds=0.8, stage="cpu", needs="cpu")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *, first_column: bool = False) -> None:

@@ -13,7 +13,7 @@ from suites.ci.redis_server import serving
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=6, stage="cpu", needs="cpu")
+suite(seconds=0.9, stage="cpu", needs="cpu")
 
 SECRET = "pass-word"
 

@@ -24,7 +24,7 @@ from suites.registration import suite
 from suites.report.html_tree import Element, parse
 from suites.report.page_data import VIOLATION, baselines, kill_matrix, outcome, record, scorecard
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=0.5, stage="cpu", needs="cpu")
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;{{ 7 * 7 }}\x1b[31m\x00\u202e\ud800"
 LITERALLY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;{{ 7 * 7 }}\\u0000\\u202e\\ud800"

@@ -16,7 +16,7 @@ from suites.registration import suite
 from suites.report.html_tree import parse
 from suites.report.page_data import baselines, kill_matrix, outcome, record, scorecard
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=0.9, stage="cpu", needs="cpu")
 
 
 def test_names_do_not_matter(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from suites.registration import suite
 from suites.report.html_tree import Element, parse
 from suites.report.page_data import REPRODUCER, VIOLATION, baselines, kill_matrix, outcome, record, scorecard
 
-suite(seconds=4, stage="cpu", needs="cpu")
+suite(seconds=2.1, stage="cpu", needs="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from hypothesis import settings
 from suites.registration import suite
 from suites.tiers import tiered
 
-suite(seconds=11, stage="cpu", needs="cpu")
+suite(seconds=15, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = "suites/conformance/test_count.py"

@@ -21,7 +21,7 @@ from harness.workloads.lanes import LANES
 from suites.registration import suite
 from suites.report.page_data import outcome
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=2.2, stage="cpu", needs="cpu")
 
 ESCAPE = "\x1b"
 LONG = "somebody.elses.package.with_a_long_name.adapter:TheFactoryOfTheEngineThatIsToBeTestedHere"

@@ -18,7 +18,7 @@ from reference_engine.drafters.eagle import EagleDrafter
 from reference_engine.scheduler import Scheduler
 from suites.registration import suite
 
-suite(seconds=5.3, stage="cpu", needs="cpu")
+suite(seconds=2.5, stage="cpu", needs="cpu")
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -10,7 +10,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.machine import EngineMachine
 from suites.registration import suite
 
-suite(seconds=5.1, stage="cpu", needs="cpu")
+suite(seconds=3.5, stage="cpu", needs="cpu")
 
 STEPS = {"fast": 15, "full": 50}
 

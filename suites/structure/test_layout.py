@@ -12,7 +12,7 @@ import pytest
 from harness.workloads.lanes import LANES, catalogue
 from suites.registration import suite
 
-suite(seconds=2, stage="cpu", needs="cpu")
+suite(seconds=4.1, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("harness", "reference_engine", "kernels", "suites", "ci")

@@ -20,7 +20,7 @@ from harness.trained.target import SHAPE
 from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, Plan, train
 from suites.registration import suite
 
-suite(seconds=3, stage="cpu", needs="cpu")
+suite(seconds=5.2, stage="cpu", needs="cpu")
 
 TOY = dataclasses.replace(SHAPE, hidden_size=32, intermediate_size=32, num_heads=1, num_kv_heads=1)
 STEPS = STEPS_BETWEEN_STATES + 3

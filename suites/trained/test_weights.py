@@ -20,7 +20,7 @@ from harness.trained.target import Lesson
 from harness.trained.text import ALPHABET, prompts
 from suites.registration import suite
 
-suite(seconds=6, stage="cpu", needs="cpu")
+suite(seconds=4.1, stage="cpu", needs="cpu")
 
 K, NUM_PROMPTS, NUM_TOKENS = 3, 10, 48
 PROMPT = prompts(1)[0]
