@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,9 @@ class Recorder:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed and call.excinfo is not None:
+            # Only where something failed: it imports torch.
+            from harness.invariants.base import leaves
+
             for error in leaves(call.excinfo.value):
                 append(self.folder / FAILURES, self._failure(item, error))
         if report.when == "call":
@@ -81,15 +84,6 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         (self.folder / SUMMARY).write_text(json.dumps({"examples": self.examples}), encoding="utf-8")
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """hypothesis reports several faults of one test as a group."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def example_of(notes: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from ci import named
 
 FILE = Path(__file__).with_name("runners.toml")
 
@@ -34,12 +35,7 @@ class RunnerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def load(path: Path = FILE) -> dict[str, RunnerClass]:
     """The classes by name, in the order of the file. Raises ValueError naming the field that does not fit."""
-    try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))
-        named = {name: {"name": name, **entry} for name, entry in entries.items()}
-        classes = msgspec.convert(named, dict[str, RunnerClass])
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    classes = named.read(path, RunnerClass)
     for one in classes.values():
         _validate(one, path)
     return classes

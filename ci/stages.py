@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import msgspec
+
+from ci import named
 
 FILE = Path(__file__).with_name("stages.toml")
 WORKFLOWS = Path(__file__).with_name("workflows")
@@ -39,12 +40,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load(path: Path = FILE) -> dict[str, Stage]:
     """The stages by name, in the order of the file. Raises ValueError naming the field that does not fit."""
-    try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))
-        named = {name: {"name": name, **entry} for name, entry in entries.items()}
-        stages = msgspec.convert(named, dict[str, Stage])
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    stages = named.read(path, Stage)
     for stage in stages.values():
         if stage.minutes <= 0 or stage.times <= 0:
             raise ValueError(f"{path}: {stage.name}: minutes and times must be positive")

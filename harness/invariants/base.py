@@ -126,15 +126,22 @@ class InvariantError(AssertionError):
         super().__init__("\n".join(parts))
 
 
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """hypothesis reports several faults of one test as a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
 def broken(error: BaseException, asked: Sequence[str]) -> Iterator[str]:
     """The invariants that an error speaks of; those that were asked for, when it is none of ours."""
-    if isinstance(error, InvariantError):
-        yield from (violation.invariant for violation in error.violations)
-    elif isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from broken(inner, asked)
-    else:
-        yield from asked
+    for one in leaves(error):
+        if isinstance(one, InvariantError):
+            yield from (violation.invariant for violation in one.violations)
+        else:
+            yield from asked
 
 
 def check(violations: Iterable[Violation], reproducer: str | None = None) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ci.campaign import seed_range
-from ci.campaign_plugin import example_of, leaves
+from ci.campaign_plugin import example_of
 from ci.campaign_state import Campaign, Failure, Scope, Task, append, opened, read_failures, write
 from ci.campaign_workers import started
+from harness.invariants.base import leaves
 from suites.registration import suite
 
 suite(seconds=0.6, stage="cpu", needs="cpu")
