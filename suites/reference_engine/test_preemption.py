@@ -63,12 +63,14 @@ def test_preempted_between_the_chunks_of_its_prompt(open_lane: OpenLane, name: s
 def test_who_waits_for_pages_holds_none(open_lane: OpenLane, name: str) -> None:
     """Its prefix is in the cache, the rest does not fit yet: every step looks for both again."""
     lane = open_lane(name)
-    (first,) = plain(ROWS, (24,), (20,))
+    first, other = plain(ROWS, (24, 32), (20, 20))
     prompt = (*first.prompt_token_ids, *ROWS.prompt(24, 5))
     second = replace(first, request_id="second", prompt_token_ids=prompt, arrival_step=4)
-    requests = (first, second)
+    requests = (first, other, second)
     run = lane.run(requests, family=ROWS.family, page_size=4, num_pages=tight_pool(requests, 4, 3, 1))
     assert run.of("second").usage.cached_tokens > 0
+    begun = next(s.step for s in run.steps for d in s.deltas if d.request_id == "second" and d.token_ids)
+    assert begun > second.arrival_step + 2, "the pool is too large: it was let in at once"
     check(kv_1(run))
 
 
