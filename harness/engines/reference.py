@@ -99,9 +99,11 @@ class ReferenceEngine:
         on_step: OnStep | None = None,
         max_steps: int = 10_000,
     ) -> Run:
-        for position, request in enumerate(requests):
-            if any(request.request_id == other.request_id for other in requests[:position]):
+        seen: set[str] = set()
+        for request in requests:
+            if request.request_id in seen:
                 raise Refused(f"request_id={request.request_id!r}: is there twice; ids must be unique")
+            seen.add(request.request_id)
             self.refuse(request)
         for action in actions:
             self.refuse_action(action.name)

@@ -128,7 +128,7 @@ def sound_completions(invariant: str, run: Run, *, arm: str = "") -> Sound:
 
     `arm` prefixes the messages ("baseline: "), so that a failing control arm is not blamed on the run under test.
     """
-    wanted = [key for _, key in wanted_keys(run)]
+    wanted = dict.fromkeys(key for _, key in wanted_keys(run))
     sound: dict[Key, Completion] = {}
     out: list[Violation] = []
     seen: set[Key] = set()
