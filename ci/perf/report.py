@@ -11,7 +11,7 @@ from rich.table import Table
 from ci.perf import power as simulation
 from ci.perf.gate import CONTROL, Outcome
 from ci.perf.power import CONFIDENCE, PROMISED, SLOWER
-from ci.perf.rule import Floats, Rule, values_of
+from ci.perf.rule import Floats, Rule, seconds, values_of
 from ci.perf.timed import Block
 
 PLACES = 1
@@ -46,13 +46,13 @@ def timings(outcome: Outcome, rule: Rule) -> Table:
 
 def clocks(blocks: Sequence[Block]) -> Table:
     """Noise by the two clocks: standard deviation of a block's value."""
-    seconds = sum(block.seconds for block in blocks) / len(blocks)
-    head = f"{len(blocks)} blocks of {len(blocks[0].pairs[CONTROL])} pairs, {seconds:.1f} s each"
+    each = sum(block.seconds for block in blocks) / len(blocks)
+    head = f"{len(blocks)} blocks of {len(blocks[0].pairs[CONTROL])} pairs, {each:.1f} s each"
     table = Table(head, "ms", "noise by CPU time", "by the wall", box=None, pad_edge=False)
     for name in blocks[0].pairs:
-        each = 1e3 * float(np.median([pair.base_cpu for block in blocks for pair in block.pairs[name]]))
+        took = 1e3 * float(np.median(seconds(blocks, name, "base")))
         noise = [spread(values_of(blocks, name, clock)) for clock in ("cpu", "wall")]
-        table.add_row(name, f"{each:.2f}", *(f"{100 * one:.2f} %" for one in noise))
+        table.add_row(name, f"{took:.2f}", *(f"{100 * one:.2f} %" for one in noise))
     return table
 
 

@@ -30,6 +30,8 @@ from ci.perf.trees import Tree
 Side = Literal["base", "head"]
 SIDES: tuple[Side, Side] = ("base", "head")
 WARM_UPS = 2
+DIGITS = 7
+"""Decimals of a second that are kept."""
 DONE = object()
 PATIENCE = 120.0
 """Seconds in which a block must be done."""
@@ -38,12 +40,12 @@ Work = Callable[[], Iterator[object]]
 
 
 class Pair(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds that the work took in each tree, by the clock of the thread's CPU time and by the wall's."""
+    """Seconds of each slice of the work in each tree, by the clock of the thread's CPU time and by the wall's."""
 
-    base_cpu: float
-    head_cpu: float
-    base_wall: float
-    head_wall: float
+    base_cpu: list[float]
+    head_cpu: list[float]
+    base_wall: list[float]
+    head_wall: list[float]
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +118,8 @@ class Session:
 
     def _pair(self, name: str, loaded: dict[Side, tuple[Tree, dict[str, Work]]]) -> Pair:
         running = {side: (tree, works[name]()) for side, (tree, works) in loaded.items()}
-        cpu, wall = dict.fromkeys(SIDES, 0.0), dict.fromkeys(SIDES, 0.0)
+        cpu: dict[Side, list[float]] = {side: [] for side in SIDES}
+        wall: dict[Side, list[float]] = {side: [] for side in SIDES}
         while running:
             for side in self._either_order():
                 if side not in running:
@@ -125,8 +128,8 @@ class Session:
                 tree.take_over()
                 wall_before, cpu_before = time.perf_counter(), time.thread_time()
                 more = next(slices, DONE) is not DONE
-                cpu[side] += time.thread_time() - cpu_before
-                wall[side] += time.perf_counter() - wall_before
+                cpu[side].append(round(time.thread_time() - cpu_before, DIGITS))
+                wall[side].append(round(time.perf_counter() - wall_before, DIGITS))
                 if not more:
                     del running[side]
         return Pair(cpu["base"], cpu["head"], wall["base"], wall["head"])

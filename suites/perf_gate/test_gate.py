@@ -69,7 +69,7 @@ def measuring(looks: Sequence[dict[str, float]], failures: dict[str, str] | None
 
         def pairs(factor: float, at: int) -> list[Pair]:
             noise = 1 + 0.001 * ((at * 7) % 5 - 2)
-            return [Pair(0.01, 0.01 * factor * noise, 0.02, 0.02)] * 3
+            return [Pair([0.01, 0.03], [0.01, (0.04 * factor * noise) - 0.01], [0.02], [0.02])] * 3
 
         taken = [
             Block(pairs={name: pairs(factor, at) for name, factor in {CONTROL: 1.0, **times}.items()})

@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import wilcoxon
 
 from ci.perf import power
-from ci.perf.rule import Floats, Rule, effect, signed_rank
+from ci.perf.rule import Floats, Rule, effect, signed_rank, values_of
+from ci.perf.timed import Block, Pair
 from suites.registration import suite
 
 suite(seconds=1.8, stage="cpu", needs="cpu")
@@ -24,6 +25,36 @@ def recorded(noise: float, blocks: int = 200, *, drift: float = 0.0, heavy: bool
     own = rng.standard_t(2, (blocks, BENCHMARKS)) if heavy else rng.standard_normal((blocks, BENCHMARKS))
     shared = drift * np.sin(np.arange(blocks) / 9)[:, None]
     return np.asarray(noise * (own + shared))
+
+
+def block(base: list[list[float]], head: list[list[float]]) -> Block:
+    """One benchmark, "a": the times of its slices, pair by pair."""
+    return Block(pairs={"a": [Pair(one, other, one, other) for one, other in zip(base, head, strict=True)]})
+
+
+def test_a_value_is_the_ratio_of_what_all_slices_take() -> None:
+    """One of three slices, half of the time, takes 10 % longer."""
+    (value,) = values_of([block([[1.0, 1.0, 2.0]] * 4, [[1.0, 1.0, 2.2]] * 4)], "a")
+    assert value == pytest.approx(np.log(1.05))
+
+
+def test_a_value_is_deaf_to_what_disturbs_single_slices() -> None:
+    quiet = [[1.0, 2.0] for _ in range(8)]
+    disturbed = [[1.0 + 5 * (pair == 1), 2.0 + 9 * (pair in (3, 5))] for pair in range(8)]
+    assert values_of([block(quiet, disturbed), block(disturbed, quiet)], "a") == pytest.approx([0.0, 0.0])
+
+
+def test_names_exchanged_exchange_the_sign() -> None:
+    rng = np.random.default_rng(0)
+    base, head = rng.uniform(1, 2, (2, 5, 3)).tolist()
+    one, other = values_of([block(base, head), block(head, base)], "a")
+    assert one == pytest.approx(-other)
+    assert one != 0
+
+
+def test_work_in_varying_slices_is_named() -> None:
+    with pytest.raises(ValueError, match="a: does its work in more slices one time than another on head"):
+        values_of([block([[1.0], [1.0]], [[1.0], [0.5, 0.5]])], "a")
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
