@@ -58,7 +58,7 @@ MUTANTS = (
         lanes=("NGRAM", "STANDALONE", "EAGLE"),
         live="masks that leave no token behind accepted drafts",
         red=("SHAPE-2",),
-        may=("CONF-1",),
+        may=("CONF-1", "EQUAL-1"),
         edits=(
             Edit(
                 "reference_engine.sampling.sampler",

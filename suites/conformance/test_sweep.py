@@ -20,12 +20,15 @@ from harness.contract import Action, EngineSetup, Request, Run
 from harness.contract.request import ActionName
 from harness.invariants import accept_1, alias_1, equal_1
 from harness.known_answer import Family
+from harness.known_answer.drafters.medusa import NUM_HEADS
 from harness.known_answer.family import census
 from harness.workloads.acceptance import deserved
+from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES, factory_of
 from harness.workloads.mutilate import FAULTS, Workshop, randomised
 from harness.workloads.scenarios import plain
+from harness.workloads.vocabulary import Vocabulary
 from suites.conformance.arrange import ROWS, RecordExamples
 from suites.registration import suite
 
@@ -35,6 +38,10 @@ WITH_WEIGHTS = [name for name, spec in LANES.items() if spec.has_weights and spe
 WITH_CHECKPOINT = [name for name, spec in LANES.items() if not spec.speculative] + WITH_WEIGHTS
 FEW = 3
 """Tensors that the fast tier makes random, the largest."""
+
+HEADS = vocabulary("walk-perfect")
+"""What MEDUSA is asked for where every head must count: behind one that errs, or cannot know what follows, heads are
+idle."""
 
 OPTIONAL = {
     "embed_tokens.weight": "a head that has no embeddings of its own reads the target's, and these are the same",
@@ -46,10 +53,10 @@ MAPS = ("d2t", "t2d")
 """Maps between vocabularies, of which an engine can see that they are none."""
 
 
-def bench(lane: Lane, directory: Path) -> tuple[Workshop, EngineSetup]:
+def bench(lane: Lane, directory: Path, words: Vocabulary = ROWS, k: int = 3) -> tuple[Workshop, EngineSetup]:
     """A copy of the lane's drafter, or of its target where the drafter is in there or nobody drafts; and a set-up with
     it. The target of the other lanes is that of the lane without a drafter."""
-    setup = lane.setup(family=ROWS.family)
+    setup = lane.setup(family=words.family, k=k)
     if setup.drafter is None or setup.drafter.model is None:
         return Workshop(setup.target, directory), replace(setup, target=directory)
     drafter = replace(setup.drafter, model=directory)
@@ -63,8 +70,8 @@ def is_drafters(lane: Lane, name: str) -> bool:
     return name not in lane.drafter(ROWS.family).target.weights
 
 
-def asked(*, hidden: bool = False) -> tuple[Request, ...]:
-    return plain(ROWS, (9, 14), (10, 10), return_hidden_states=hidden)
+def asked(words: Vocabulary = ROWS, *, hidden: bool = False) -> tuple[Request, ...]:
+    return plain(words, (9, 14), (10, 10), return_hidden_states=hidden)
 
 
 def started(lane: Lane, setup: EngineSetup, requests: tuple[Request, ...]) -> Run:
@@ -103,14 +110,14 @@ def test_every_tensor_is_missed(lane: Lane, thorough: bool, tmp_path: Path, reco
             record_examples(1)
 
 
-def noticed(lane: Lane, run: Run, name: str) -> bool:
+def noticed(lane: Lane, run: Run, name: str, words: Vocabulary = ROWS) -> bool:
     """Whether a run shows that the tensor is not what it should be."""
     if is_drafters(lane, name):
-        right = deserved(run, lane.drafter(ROWS.family))
+        right = deserved(run, lane.drafter(words.family))
         return any(done.accept_lens != right[done.request_id] for done in run.completions)
-    tokens = {r.request_id: ROWS.continue_(r.prompt_token_ids, r.sampling.max_new_tokens) for r in run.requests}
+    tokens = {r.request_id: words.continue_(r.prompt_token_ids, r.sampling.max_new_tokens) for r in run.requests}
     strayed = any(done.token_ids != tokens[done.request_id] for done in run.completions)
-    return strayed or bool(alias_1(run, lane.rows(ROWS.family)))
+    return strayed or bool(alias_1(run, lane.rows(words.family)))
 
 
 @pytest.mark.invariant("CONF-2")
@@ -118,7 +125,8 @@ def noticed(lane: Lane, run: Run, name: str) -> bool:
 def test_every_tensor_matters(lane: Lane, thorough: bool, tmp_path: Path, record_examples: RecordExamples) -> None:
     """Random tensors: in the fast tier the largest few of the drafter, or else of the target, and those that an engine
     could take from elsewhere instead."""
-    workshop, setup = bench(lane, tmp_path / "bench")
+    words, k = (HEADS, NUM_HEADS) if lane.spec.method == "MEDUSA" else (ROWS, 3)
+    workshop, setup = bench(lane, tmp_path / "bench", words, k)
     claimed = lane.capabilities.features
     own = [name for name in workshop.names if is_drafters(lane, name)]
     few = [*(own or workshop.names)[:FEW], *(name for name in own if name in OPTIONAL)]
@@ -129,10 +137,10 @@ def test_every_tensor_matters(lane: Lane, thorough: bool, tmp_path: Path, record
             assert name in refusal, f"{name}: {refusal}"
             continue
         of_drafter = is_drafters(lane, name)
-        run = started(lane, setup, asked(hidden=not of_drafter and "return_hidden_states" in claimed))
+        run = started(lane, setup, asked(words, hidden=not of_drafter and "return_hidden_states" in claimed))
         if of_drafter:
-            lane.check(equal_1(run, lane.baseline(asked(), family=ROWS.family)))
-        assert noticed(lane, run, name), f"{name} is random, and nothing shows it"
+            lane.check(equal_1(run, lane.baseline(asked(words), family=words.family)))
+        assert noticed(lane, run, name, words), f"{name} is random, and nothing shows it"
         record_examples(1)
 
 
