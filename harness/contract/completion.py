@@ -15,12 +15,13 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class LogprobRow:
     """Log probabilities (nats, of the raw distribution) at one position.
 
-    `rank` is 1-based: 1 + the number of tokens strictly more probable. `top` is sorted from the most probable down.
+    `rank` is 1-based: 1 + the number of tokens strictly more probable; None where the engine tells none. `top` is
+    sorted from the most probable down.
     """
 
     token_id: int
     logprob: float
-    rank: int
+    rank: int | None
     top: tuple[tuple[int, float], ...] = ()
 
 

@@ -95,6 +95,7 @@ class Capabilities:
     `dead_end`: what becomes of a request whose masks leave no token to choose, "ends" or "goes_on" with any token.
     `grammar_before_logprobs`: logprobs of a request with a grammar are those of the law that its mask leaves.
     `stop_ids_end_grammars`: under a grammar the stop ids of a request stand for its end and for nothing that it spells.
+    `tells_ranks`: its logprob rows have the rank of their token.
     `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
     "unknown".
     """
@@ -114,6 +115,7 @@ class Capabilities:
     shows: frozenset[str] = frozenset()
     grammar_before_logprobs: bool = False
     stop_ids_end_grammars: bool = False
+    tells_ranks: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ class Adapter:
 
 
 ENGINES = {
+    "openai": Adapter("openai", "OpenAIFactory", isolated=True),
     "reference": Adapter("reference", "ReferenceFactory", package="draftproof"),
     "transformers": Adapter("transformers", "TransformersFactory"),
     "sglang": Adapter("sglang", "SglangFactory", isolated=True),
@@ -35,8 +36,8 @@ ENGINES = {
 
 
 def engine_factory(spec: str) -> EngineFactory:
-    """The factory of NAME, NAME@VERSION, or NAME@PATH of a Python that has the engine. Raises ValueError naming the
-    engines that there are, or what is missing."""
+    """The factory of NAME, NAME@VERSION, NAME@PATH of a Python that has the engine, or openai@SERVER. Raises ValueError
+    naming the engines that there are, or what is missing."""
     name, _, where = spec.partition("@")
     if name not in ENGINES:
         raise ValueError(f"engine={name!r}: must be one of {', '.join(sorted(ENGINES))}")
@@ -61,6 +62,11 @@ def version_of(spec: str) -> str:
     if recipe is not None:
         return environments.version_of(recipe, recipe.python(where))
     adapter = ENGINES.get(name)
+    if adapter is not None and adapter.isolated:
+        try:
+            return str(getattr(engine_factory(spec), "version", ""))
+        except ValueError:
+            return ""
     try:
         return version((adapter.package if adapter is not None else "") or name)
     except PackageNotFoundError:
@@ -69,5 +75,5 @@ def version_of(spec: str) -> str:
 
 def recipes() -> dict[str, Recipe]:
     """How environments are made, of every engine that has its own."""
-    isolated = {name: adapter for name, adapter in ENGINES.items() if adapter.isolated}
-    return {name: import_module(f"harness.engines.{one.module}").RECIPE for name, one in isolated.items()}
+    isolated = {name: import_module(f"harness.engines.{one.module}") for name, one in ENGINES.items() if one.isolated}
+    return {name: module.RECIPE for name, module in isolated.items() if hasattr(module, "RECIPE")}

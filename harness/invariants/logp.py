@@ -43,7 +43,8 @@ class _Place:
     needs={"logprobs", "known_answer"},
 )
 def logp_1(run: Run, law: Law, tolerance: float = LOGP_TOLERANCE) -> list[Violation]:
-    """Compare each logprob row with `law` of the tokens before it; the engine reports the raw law (`LogprobRow`).
+    """Compare each logprob row with `law` of the tokens before it; the engine reports the raw law (`LogprobRow`). Ranks
+    that it does not tell are not judged, where it claims none.
 
     `tolerance` is in nats; what the engine calls impossible (-inf or below `NO_CHANCE`) must be so in the law.
 
@@ -57,6 +58,8 @@ def logp_1(run: Run, law: Law, tolerance: float = LOGP_TOLERANCE) -> list[Violat
             out += _missing(request, key, found[key])
             rows += list(_places(request, key, found[key], law, run.capabilities.grammar_before_logprobs))
     for place, row in rows:
+        if row.rank is None and run.capabilities.tells_ranks:
+            out.append(_fault(place.key, "rank is missing", position=place.position, row=place.row, got="nothing"))
         out += _judge_masked(place, row, tolerance) if place.masked else _judge(place, row, rows, tolerance)
     return out
 
@@ -108,7 +111,7 @@ def _judge(
         out.append(fault("wrong logprob", expected=expected, got=row.logprob, origin=origin))
     lowest = 1 + int((place.law > expected + tolerance).sum())
     highest = max(int((place.law >= expected - tolerance).sum()), lowest)
-    if not lowest <= row.rank <= highest:
+    if row.rank is not None and not lowest <= row.rank <= highest:
         right = lowest if lowest == highest else f"{lowest}..{highest} (tied)"
         out.append(fault("wrong rank", expected=right, got=row.rank))
     return out + [fault(message, expected=right, got=got) for message, right, got in _top(place, row, tolerance)]

@@ -40,7 +40,7 @@ def is_logprob_row(value: object) -> bool:
         isinstance(value, LogprobRow)
         and is_int(value.token_id)
         and is_number(value.logprob)
-        and is_int(value.rank)
+        and (value.rank is None or is_int(value.rank))
         and isinstance(value.top, tuple | list)
         and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in value.top)
         and all(is_int(token_id) and is_number(logprob) for token_id, logprob in value.top)

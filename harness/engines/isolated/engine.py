@@ -47,7 +47,8 @@ class IsolatedFactory:
 
     `room` engines that were closed are kept for whoever starts one that is equal; it gets them with empty caches. One
     that died, hung or answered nonsense is never used again. What was refused once is refused again unasked. `beside`:
-    files and folders that the worker file needs beside it.
+    files and folders that the worker file needs beside it. `inherit`: names of variables that the process takes over
+    from ours, such as one that holds a key; their values are written nowhere.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class IsolatedFactory:
         environment: Mapping[str, str] | None = None,
         room: int = 3,
         beside: Sequence[Path] = (),
+        inherit: Sequence[str] = (),
     ) -> None:
         self.name, self.dialect = name, dialect
         self.script, self.environment, self.beside = script, environment, tuple(beside)
-        self._python = python
+        self._python, self._inherit = python, tuple(inherit)
         self.deadlines = deadlines or Deadlines()
         self._pool = Pool(room)
         self._server: ForkServer | None = None
@@ -114,7 +116,7 @@ class IsolatedFactory:
     def _fork_server(self) -> ForkServer:
         if self._server is None or not self._server.alive:
             self.close()
-            self._server = ForkServer(self._python, self.script, self.deadlines, self.environment)
+            self._server = ForkServer(self._python, self.script, self.deadlines, self.environment, self._inherit)
         return self._server
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -24,14 +24,19 @@ class ForkServer:
     """`python` running `script`, a worker file. Raises `EngineFailure` when it does not come up."""
 
     def __init__(
-        self, python: Path, script: Path, deadlines: Deadlines, environment: Mapping[str, str] | None = None
+        self,
+        python: Path,
+        script: Path,
+        deadlines: Deadlines,
+        environment: Mapping[str, str] | None = None,
+        inherit: Sequence[str] = (),
     ) -> None:
         self._deadlines = deadlines
         self._folder = tempfile.TemporaryDirectory(prefix="draftproof-worker-", ignore_cleanup_errors=True)
         self._forks = 0
         theirs_in, out = os.pipe()
         in_, theirs_out = os.pipe()
-        env = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        env = {name: os.environ[name] for name in (*INHERITED, *inherit) if name in os.environ}
         env |= {"DRAFTPROOF_READ": str(theirs_in), "DRAFTPROOF_WRITE": str(theirs_out), "PYTHONUNBUFFERED": "1"}
         try:
             process = subprocess.Popen(

@@ -6,8 +6,6 @@ of a step (drafts and what was accepted), and what a drafter returns (shape, str
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from importlib.metadata import version
@@ -16,8 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from wire import Refused, Tensors, refuse_ours, serve
+from wire import Refused, Tensors, refuse_ours, renamed, serve
 
+NAMED_HERE = {"LlamaForCausalLMEagle": "LlamaForCausalLM"}
+"""EAGLE checkpoints: vLLM puts "Eagle" in front of the target's name, where others put it behind."""
 PAUSE = 0.002
 """Seconds between two looks at an engine that waits for something."""
 
@@ -48,7 +48,7 @@ class Served:
         refuse_ours(words["model"])
         speculative = words.get("speculative_config") or {}
         if speculative.get("method") == "eagle":
-            speculative["model"] = _named_as_here(Path(speculative["model"]))
+            speculative["model"] = renamed(Path(speculative["model"]), NAMED_HERE)
         try:
             self.llm = LLM(**words)
         except (ValueError, NotImplementedError) as error:
@@ -277,21 +277,6 @@ def _layers(request_id: str, index: int, n: int, asked: list[int], tensors: Tens
 
     rows = _found(HiddenStatesInMemory.kept, request_id, index, n)
     return None if rows is None else tensors(rows[:, [sorted(asked).index(layer) for layer in asked]])
-
-
-def _named_as_here(model: Path) -> str:
-    """An EAGLE checkpoint under the architecture that vLLM knows: it puts "Eagle" in front of the target's name, where
-    others put it behind. A folder of links beside the worker; a checkpoint of another architecture stays as it is."""
-    config = json.loads((model / "config.json").read_text())
-    if config.get("architectures") != ["LlamaForCausalLMEagle"]:
-        return str(model)
-    folder = Path.cwd() / f"eagle-{os.getpid()}"
-    folder.mkdir()
-    for file in model.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
-    return str(folder)
 
 
 def _finished(outputs: Outputs) -> set[str]:

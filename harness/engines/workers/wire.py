@@ -43,6 +43,22 @@ def refuse_ours(model: str) -> None:
             raise Refused(f"architectures={name}: an architecture of Draftproof's own")
 
 
+def renamed(model: Path, names: dict[str, str]) -> str:
+    """A checkpoint under the architecture that an engine knows it by, of which `names` has ours: a folder of links
+    beside the worker. One of another architecture stays where it is."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    known = [names.get(name, name) for name in config.get("architectures", ())]
+    if known == config.get("architectures", []):
+        return str(model)
+    folder = Path.cwd() / f"renamed-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    for file in model.iterdir():
+        if file.name != "config.json" and not (folder / file.name).exists():
+            (folder / file.name).symlink_to(file.resolve())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": known}), encoding="utf-8")
+    return str(folder)
+
+
 class ServedEngine(Protocol):
     """What a worker implements. Each may raise `Refused`."""
 

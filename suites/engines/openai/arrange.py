@@ -1,0 +1,41 @@
+"""Files of servers that tests write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FAKE = Path(__file__).parent / "fake_server.py"
+FILE = """
+command = ["{python}", {fake}, "--target", "{{target}}", "--port", "{{port}}", "--context", "{{context_length}}",
+           "--fault", "{fault}", "--dtype", "{{dtype}}"]
+version = "1"
+refusals = ["ValueError: "]
+ids = "{ids}"
+patience = {patience}
+silence = {silence}
+{more}
+[fields]
+max_running = []
+chunk_size = []
+prefix_cache = {{}}
+seed = []
+[request]
+stop_token_ids = "stop_token_ids"
+ignore_eos = "ignore_eos"
+min_new_tokens = "min_tokens"
+prompt_logprobs = "echo"
+[semantics]
+processor_order = ["logit_bias", "penalties", "temperature", "top_p"]
+seeds_of_samples = "consecutive"
+"""
+
+
+def server_file(folder: Path, fault: str = "", *, ids: str = "token_ids", more: str = "", **sizes: Any) -> Path:
+    """A file that starts the fake server with a fault."""
+    told = {"patience": 20.0, "silence": 10.0, **sizes, "fault": fault, "ids": ids, "more": more}
+    path = folder / "server.toml"
+    path.write_text(FILE.format(python=sys.executable, fake=json.dumps(str(FAKE)), **told), encoding="utf-8")
+    return path
