@@ -114,6 +114,9 @@ class OpenAIDialect:
         del version
         server = self.server
         refuse_setup(setup, "an OpenAI-compatible server")
+        for name, least in (("chunk_size", 1), ("max_running", 1), ("context_length", 1), ("num_pages", 0)):
+            if getattr(setup, name) < least:
+                raise Refused(f"{name}={getattr(setup, name)}: must be at least {least}")
         if server.serves is not None:
             self._must_be_served(setup, server.serves)
         statistics = server.statistics if self._statistics(setup) else None

@@ -25,6 +25,8 @@ TOGETHER = 64
 """Requests that are on their way at the same time."""
 NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 408, 429})
 """Rejections that say nothing about what was asked: no key, no such path, no time, too much at once."""
+DYING = 1.0
+"""Seconds in which a server that broke a connection may turn out to be dead."""
 TRIES, LONGEST_WAIT = 4, 5.0
 """How often a server that is too busy is asked, and the seconds that are waited between."""
 
@@ -115,7 +117,7 @@ class Served:
                 else:
                     raise self._failure(f"{method} {path}: {said}{self._hint(said.status)}") from said
             except NoAnswer as error:
-                death = self.process.death() if self.process is not None else ""
+                death = self.process.death(DYING) if self.process is not None else ""
                 raise self._failure(f"{death} ({error})" if death else f"no answer to {error}") from error
             except Nonsense as error:
                 raise self._failure(f"the server answered nonsense to {error}") from error

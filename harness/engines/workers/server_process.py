@@ -103,10 +103,11 @@ class ServerProcess:
             return refusal
         return ServerFailure(f"{self.death()} before it was up\n{self.tail()}")
 
-    def death(self) -> str:
-        """How it ended, in words; empty while it lives."""
-        code = self._process.poll()
-        if code is None:
+    def death(self, patience: float = 0.0) -> str:
+        """How it ended, in words; empty while it lives, for so many seconds more at least."""
+        try:
+            code = self._process.wait(patience)
+        except subprocess.TimeoutExpired:
             return ""
         return f"the server ended with exit code {code}" if code >= 0 else f"the server was ended by signal {-code}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 FAKE = Path(__file__).parent / "fake_server.py"
 FILE = """
-command = ["{python}", {fake}, "--target", "{{target}}", "--port", "{{port}}", "--context", "{{context_length}}",
+command = ["{program}", {fake}, "--target", "{{target}}", "--port", "{{port}}", "--context", "{{context_length}}",
            "--fault", "{fault}", "--dtype", "{{dtype}}"]
 version = "1"
 refusals = ["ValueError: "]
@@ -33,9 +33,10 @@ seeds_of_samples = "consecutive"
 """
 
 
-def server_file(folder: Path, fault: str = "", *, ids: str = "token_ids", more: str = "", **sizes: Any) -> Path:
-    """A file that starts the fake server with a fault."""
-    told = {"patience": 20.0, "silence": 10.0, **sizes, "fault": fault, "ids": ids, "more": more}
+def server_file(folder: Path, fault: str = "", **words: Any) -> Path:
+    """A file that starts the fake server with a fault. `words` replace what else is in braces there."""
+    plain = {"program": sys.executable, "fake": json.dumps(str(FAKE)), "ids": "token_ids", "more": ""}
+    told = {**plain, "patience": 20.0, "silence": 10.0, **words, "fault": fault}
     path = folder / "server.toml"
-    path.write_text(FILE.format(python=sys.executable, fake=json.dumps(str(FAKE)), **told), encoding="utf-8")
+    path.write_text(FILE.format(**told), encoding="utf-8")
     return path

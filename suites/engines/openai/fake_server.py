@@ -11,6 +11,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,13 +29,15 @@ def say(line: str) -> None:
 
 
 class Chain:
-    """`log_law[t]` is the law of the token behind t, [V, V] natural logs: each row goes through the layers by itself."""
+    """`log_law[t]` is the law of the token behind t, [V, V] natural logs: rows go through the layers by themselves."""
 
     def __init__(self, model: Path) -> None:
         config = json.loads((model / "config.json").read_text())
         size, width = config["vocab_size"], config["hidden_size"]
         if width != 2 * size:
-            raise ValueError(f"hidden_size={width}: this server knows Markov chains, whose rows have {2 * size} entries")
+            raise ValueError(
+                f"hidden_size={width}: this server knows Markov chains, whose rows have {2 * size} entries"
+            )
         weights = tensors(model / "model.safetensors")
         rows = weights["model.embed_tokens.weight"]
         for layer in range(config["num_hidden_layers"]):
@@ -94,15 +97,17 @@ class Sample:
     asked: dict[str, Any]
     rng: random.Random
     tokens: list[int] = field(default_factory=list)
-    finish: str = "length"
+    finish: str = ""
     text: str = ""
 
     def run(self) -> Sample:
-        room = min(self.asked.get("max_tokens", 16), self.chain.context - len(self.asked["prompt"]))
-        while len(self.tokens) < room and self.finish == "length":
+        room = min(self.asked["max_tokens"], self.chain.context - len(self.asked["prompt"]))
+        text: str | None = None
+        while len(self.tokens) < room and text is None:
             self.tokens.append(self._next())
-            self._maybe_stop()
-        self.text = self.text or self.chain.text(self.tokens)
+            text = self._stopped()
+        self.finish = "length" if text is None else "stop"
+        self.text = self.chain.text(self.tokens) if text is None else text
         return self
 
     def _next(self) -> int:
@@ -123,17 +128,17 @@ class Sample:
         kept = chances.cumsum() - chances < asked.get("top_p", 1.0)
         return int(self.rng.choices(best.tolist(), (chances * kept).tolist())[0])
 
-    def _maybe_stop(self) -> None:
-        if len(self.tokens) <= self.asked.get("min_tokens", 0) - 1:
-            return
-        text = self.chain.text(self.tokens)
-        ends = [text.index(stop) for stop in self.asked.get("stop") or () if stop in text]
-        if self.tokens[-1] in self.asked.get("stop_token_ids", ()):
-            self.finish, self.text = "stop", self.chain.text(self.tokens[:-1])
-        elif self.tokens[-1] == self.chain.eos and not self.asked.get("ignore_eos"):
-            self.finish = "stop"
-        elif ends:
-            self.finish, self.text = "stop", text[: min(ends)]
+    def _stopped(self) -> str | None:
+        """The text, if this is its end: without the stop. Stop strings count behind `min_tokens`."""
+        asked, text = self.asked, self.chain.text(self.tokens)
+        least = len(self.chain.text(self.tokens[: asked.get("min_tokens", 0)]))
+        found = [text.find(stop, max(least - len(stop) + 1, 0)) for stop in asked.get("stop") or ()]
+        ends = [place for place in found if place >= 0]
+        if ends:
+            return text[: min(ends)]
+        last, stops = self.tokens[-1], [*asked.get("stop_token_ids", ())]
+        stops += [] if asked.get("ignore_eos") else [self.chain.eos]
+        return self.chain.text(self.tokens[:-1]) if last in stops else None
 
 
 def rows(chain: Chain, tokens: list[int], start: int, num_top: int) -> dict[str, Any]:
@@ -146,6 +151,15 @@ def rows(chain: Chain, tokens: list[int], start: int, num_top: int) -> dict[str,
         best = [int(token) for token in np.argsort(-law)[:num_top]] + [tokens[place]]
         made["top_logprobs"].append({chain.texts[token]: float(law[token]) for token in best} if place else None)
     return made
+
+
+def objections(asked: dict[str, Any]) -> Iterator[str]:
+    ids = [*asked["prompt"], *asked.get("stop_token_ids", ()), *map(int, asked.get("logit_bias", ()))]
+    for token in ids:
+        if not 0 <= token < len(CHAIN.log_law):
+            yield f"token {token} is outside the vocabulary of {len(CHAIN.log_law)}"
+    if len(asked["prompt"]) >= CHAIN.context:
+        yield f"a prompt of {len(asked['prompt'])} tokens fills the context of {CHAIN.context}"
 
 
 def answer(chain: Chain, asked: dict[str, Any]) -> dict[str, Any]:
@@ -202,8 +216,8 @@ class Handler(BaseHTTPRequestHandler):
                 Handler.busy += 1
                 if FAULT == "busy_forever" or Handler.busy <= 2:
                     return self.fails(429, "too many requests", {"Retry-After": "0.1"})
-        if asked["max_tokens"] > CHAIN.context:
-            return self.fails(400, f"max_tokens={asked['max_tokens']} is longer than the context")
+        for objection in objections(asked):
+            return self.fails(400, objection)
         text = json.dumps(answer(CHAIN, asked)).encode()
         return self.told(200, text, cut=FAULT == "truncated")
 
