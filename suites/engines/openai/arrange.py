@@ -7,6 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.engines.isolated.engine import WORKERS
+
+# What a worker imports lies beside it.
+sys.path.append(str(WORKERS))
+
+from server_process import ServerProcess, filled
+
+__all__ = ["FAKE", "ServerProcess", "filled", "server_file"]
+
 FAKE = Path(__file__).parent / "fake_server.py"
 FILE = """
 command = ["{program}", {fake}, "--target", "{{target}}", "--port", "{{port}}", "--context", "{{context_length}}",
