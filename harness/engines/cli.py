@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness.engines import ENGINES, recipes
+from harness.engines import ENGINES, engine_factory, recipes
 from harness.engines.environments import Recipe, doctor, install, newest, version_of
+from harness.engines.server_file import presets
 
 app = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
 
@@ -22,6 +23,8 @@ def list_engines() -> None:
     for name in sorted(ENGINES):
         if name in found:
             table.add_row(name, found[name].version, ", ".join(found[name].installed()) or "-")
+        elif ENGINES[name].isolated:
+            table.add_row(name, "", ", ".join(f"{name}@{server}" for server in presets()) + f", or {name}@FILE.toml")
         else:
             table.add_row(name, "", "in this environment")
     Console().print(table)
@@ -29,13 +32,19 @@ def list_engines() -> None:
 
 @app.command("doctor")
 def examine(
-    name: Annotated[str, typer.Argument(help="NAME, NAME@VERSION, or NAME@PATH of a Python.")],
+    name: Annotated[str, typer.Argument(help="NAME, NAME@VERSION, NAME@PATH of a Python, or openai@SERVER.")],
 ) -> None:
     """Say what keeps an engine from being tested here, and the command that mends it. Exits 1 when something does."""
     engine, _, where = name.partition("@")
     recipe = _recipe(engine)
     if recipe is None:
-        typer.echo(f"{engine} runs in this environment: nothing is missing")
+        try:
+            engine_factory(name)
+        except ValueError as error:
+            typer.echo(str(error))
+            raise typer.Exit(1) from error
+        where_from = "is ready" if ENGINES[engine].isolated else "runs in this environment: nothing is missing"
+        typer.echo(f"{name} {where_from}")
         return
     ailments = list(doctor(recipe, where))
     for ailment in ailments:
@@ -54,7 +63,7 @@ def install_engine(
     """Make an environment for a version of an engine, in .engines/NAME-VERSION."""
     recipe = _recipe(name)
     if recipe is None:
-        typer.echo(f"{name} runs in this environment: there is nothing to install")
+        typer.echo(f"{name} has no environment of its own: there is nothing to install")
         return
     try:
         install(recipe, version or recipe.version, typer.echo)
@@ -70,7 +79,7 @@ def newest_version(
     """Print the newest version of an engine that the package index has for this machine."""
     recipe = _recipe(name)
     if recipe is None:
-        raise typer.BadParameter(f"{name} runs in this environment, in the version that it has")
+        raise typer.BadParameter(f"{name} has no environment of its own, but the version that there is")
     try:
         typer.echo(newest(recipe))
     except RuntimeError as error:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.engines import ENGINES, engine_factory, environments, recipes
+from harness.engines import engine_factory, environments, recipes
 from harness.engines.environments import Pip, Recipe, doctor, install, newest, version_of
 from suites.registration import suite
 
@@ -102,7 +102,7 @@ def test_the_newest_version_is_that_of_the_index(tmp_path: Path, monkeypatch: py
     assert newest(toy) == "0.31.0"
 
 
-@pytest.mark.parametrize("name", [name for name, adapter in ENGINES.items() if adapter.isolated])
+@pytest.mark.parametrize("name", sorted(recipes()))
 def test_what_is_not_installed_is_named_before_anything_runs(name: str) -> None:
     with pytest.raises(ValueError, match=f"draftproof engines install {name}"):
         engine_factory(name)
@@ -117,7 +117,7 @@ def test_an_engine_of_our_own_environment_has_one_version() -> None:
 def test_the_commands() -> None:
     runner = CliRunner()
     listed = runner.invoke(app, ["engines", "list"])
-    assert {"reference", "vllm"} <= {line.split()[0] for line in listed.output.splitlines()}
+    assert {"reference", "vllm", "openai"} <= {line.split()[0] for line in listed.output.splitlines()}
     sick = runner.invoke(app, ["engines", "doctor", "vllm"])
     assert sick.exit_code == 1
     assert "mend: draftproof engines install vllm" in sick.output
@@ -125,3 +125,5 @@ def test_the_commands() -> None:
     assert (well.exit_code, well.output) == (0, "reference runs in this environment: nothing is missing\n")
     assert "nothing to install" in runner.invoke(app, ["engines", "install", "reference"]).output
     assert runner.invoke(app, ["engines", "doctor", "nobody"]).exit_code == 2
+    served = runner.invoke(app, ["engines", "doctor", "openai@no-such.toml"])
+    assert (served.exit_code, "docs/servers.md" in served.output) == (1, True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.contract import DrafterSetup, EngineSetup, Refused, Request, SamplingParams
@@ -187,6 +188,16 @@ STARTS = 'command = ["serve", "{target}", "--port", "{port}"'
 def test_a_file_that_is_wrong_is_told_with_its_field(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         read(written(tmp_path, text))
+
+
+def test_the_files_of_the_docs_are_right(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "servers.md").read_text(encoding="utf-8")
+    started, running = (read(written(tmp_path, part.partition("```")[0])) for part in text.split("```toml")[1:])
+    assert started.drafters.keys() == {"STANDALONE"}
+    assert running.serves is not None
+    assert running.serves.target == "build/known/target"
+    for field in msgspec.structs.fields(started):
+        assert f"`{field.name}`" in text or f"[{field.name}" in text or f"{field.name} =" in text, field.name
 
 
 def test_a_server_must_be_named() -> None:
