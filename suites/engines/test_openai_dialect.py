@@ -58,25 +58,29 @@ def test_a_drafter_in_the_words_of_vllm() -> None:
     )
 
 
-def test_sizes_and_switches() -> None:
-    told = " ".join(command(page_size=64, chunk_size=5, prefix_cache=False, overlap=True, seed=7))
+def test_switches_and_what_differs_from_the_defaults() -> None:
+    told = " ".join(command(prefix_cache=False, overlap=True, seed=7))
     for part in (
         "/env/bin/python -s -m",
         "--model /target --dtype float32 --max-model-len 128",
-        "--long-prefill-token-threshold 5",
-        "--block-size 64",
         "--no-enable-prefix-caching",
         "--async-scheduling",
         "--seed 7",
     ):
         assert part in told
-    assert "--block-size" not in command()
+    assert "--seed" not in command()
 
 
-def test_a_chunk_holds_a_block_and_fits_the_context() -> None:
-    drafter = DrafterSetup.chain("NGRAM", 7)
-    assert command(drafter=drafter, chunk_size=2)[1 + command().index("--long-prefill-token-threshold")] == "8"
-    assert command(chunk_size=256)[1 + command().index("--long-prefill-token-threshold")] == "128"
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [({"chunk_size": 5}, "5"), ({"chunk_size": 5, "drafter": 7}, "8"), ({"chunk_size": 200}, "128")],
+)
+def test_a_chunk_holds_a_block_and_fits_the_context(tmp_path: Path, changes: dict[str, Any], size: str) -> None:
+    file = f"""{STARTS}, "{{dtype}}", "{{context_length}}", "{{chunk_size}}"]\n[drafters.NGRAM]\narguments = []"""
+    here = OpenAIDialect(read(written(tmp_path, file)), tmp_path, PYTHON)
+    if "drafter" in changes:
+        changes = {**changes, "drafter": DrafterSetup.chain("NGRAM", changes["drafter"])}
+    assert here.start("", replace(SETUP, **changes))["places"]["chunk_size"] == size
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,7 @@ def test_a_chunk_holds_a_block_and_fits_the_context() -> None:
         ("kernels", "triton"),
         ("dtype", "float64"),
         ("num_pages", 9),
+        ("page_size", 16),
         ("device", "cuda"),
         ("chunk_size", 0),
         ("max_running", 0),
@@ -155,8 +160,8 @@ def test_claims_are_what_the_file_names() -> None:
     plain = dialect().capabilities("0.32.0", SETUP)
     drafting = dialect().capabilities("0.32.0", replace(SETUP, drafter=DrafterSetup.chain("EAGLE", 2, Path("/d"))))
     assert plain.features - drafting.features == {"min_p", "logit_bias"}
-    assert {"overlap", "chunk_size", "prefix_cache", "page_size"} <= plain.features
-    assert not {"arrival_step", "abort_step", "num_pages", "return_hidden_states"} & plain.features
+    assert {"overlap", "prefix_cache"} <= plain.features
+    assert not {"arrival_step", "abort_step", "num_pages", "chunk_size", "return_hidden_states"} & plain.features
     assert (plain.shows, drafting.shows) == (frozenset(), {"counters"})
     assert not dialect().capabilities("", replace(SETUP, drafter=DrafterSetup.chain("NGRAM", 2))).shows
 

@@ -43,6 +43,7 @@ BROKEN: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("-inf", at(2, logprob=float("-inf")), "wrong logprob", {"row": 2}),
     ("rank", at(2, rank=2), "wrong rank", {"row": 2, "expected": 1, "got": 2}),
     ("rank 0", at(2, rank=0), "wrong rank", {"row": 2, "got": 0}),
+    ("no rank", at(2, rank=None), "rank is missing", {"row": 2, "position": 7}),
     ("prompt", at(2, "prompt_logprobs", logprob=-0.1), "wrong logprob", {"row": 2, "position": 2}),
     ("token", at(2, token_id=3), "another token", {"row": 2, "expected": 5, "got": 3}),
     ("top short", at(2, top=lambda r: r.top[:1]), "has not n entries", {"row": 2, "expected": 2, "got": 1}),
@@ -71,6 +72,11 @@ def test_logp_1_is_red(corrupt: Corruption, says: str, where: dict[str, Any]) ->
 
 def test_logp_1_is_green_inside_the_tolerance() -> None:
     assert logp_1(at(2, logprob=lambda r: r.logprob + 9e-6)(good_run()), law) == []
+
+
+def test_ranks_that_an_engine_does_not_tell_are_not_judged() -> None:
+    run = at(2, rank=None)(good_run())
+    assert logp_1(replace(run, capabilities=replace(run.capabilities, tells_ranks=False)), law) == []
 
 
 def test_logp_1_says_where_a_row_belongs() -> None:
