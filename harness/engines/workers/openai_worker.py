@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from http_json import NoAnswer, Nonsense, Rejected, call, fetch
+from http_json import HttpError, NoAnswer, Nonsense, call, fetch
 from openai_answers import NoCompletion, Pieces, completions, counters
 from server_process import ServerFailure, ServerProcess
 from wire import Refused, Tensors, refuse_ours, renamed, serve
@@ -109,7 +109,7 @@ class Served:
             try:
                 answer: dict[str, Any] = call(*asked)
                 return answer
-            except Rejected as said:
+            except HttpError as said:
                 if said.status == 429 and attempt < TRIES:
                     time.sleep(min(said.retry_after or 0.1 * 2**attempt, LONGEST_WAIT))
                 elif 400 <= said.status < 500 and said.status not in NOT_THE_REQUEST:
@@ -120,7 +120,7 @@ class Served:
                 death = self.process.death(DYING) if self.process is not None else ""
                 raise self._failure(f"{death} ({error})" if death else f"no answer to {error}") from error
             except Nonsense as error:
-                raise self._failure(f"the server answered nonsense to {error}") from error
+                raise self._failure(f"nonsense was answered to {error}") from error
         raise AssertionError("the last attempt returns or raises")
 
     def _headers(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Served:
             text = fetch(self.address, "GET", self.words["metrics"], None, self.words["silence"], self._headers())
             found: dict[str, Any] = counters(text, self.words["counters"])
             return found
-        except (NoAnswer, Rejected, NoCompletion) as error:
+        except (NoAnswer, HttpError, NoCompletion) as error:
             raise self._failure(f"its counters cannot be read: {error}") from error
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from http_json import NoAnswer, Rejected, fetch
+from http_json import HttpError, NoAnswer, fetch
 from wire import Refused
 
 KEPT = 400
@@ -88,7 +88,7 @@ class ServerProcess:
             try:
                 fetch(self.address, "GET", health, None, GLANCE)
                 return
-            except (NoAnswer, Rejected):
+            except (NoAnswer, HttpError):
                 time.sleep(PAUSE)
         said = self.tail()
         self.stop()

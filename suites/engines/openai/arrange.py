@@ -12,11 +12,22 @@ from harness.engines.isolated.engine import WORKERS
 # What a worker imports lies beside it.
 sys.path.append(str(WORKERS))
 
+import http_json
 from openai_answers import Pieces, completions, counters
 from server_process import ServerProcess, filled
 from wire import renamed
 
-__all__ = ["FAKE", "Pieces", "ServerProcess", "completions", "counters", "filled", "renamed", "server_file"]
+__all__ = [
+    "FAKE",
+    "Pieces",
+    "ServerProcess",
+    "completions",
+    "counters",
+    "filled",
+    "http_json",
+    "renamed",
+    "server_file",
+]
 
 FAKE = Path(__file__).parent / "fake_server.py"
 FILE = """

@@ -80,7 +80,7 @@ def test_tokens_come_back_as_ids_as_pieces_or_as_text(make: Make, target: Path, 
 
 FAULTS = {
     "500": ("HTTP 500: internal server error", "device-side assert triggered"),
-    "garbage": ("answered nonsense to POST /v1/completions", "<html>502 Bad Gateway"),
+    "garbage": ("nonsense was answered to POST /v1/completions", "<html>502 Bad Gateway"),
     "no_choices": ("answered nonsense: the answer has no choices", "it has object"),
     "no_ids": ("answered nonsense: the answer has no token_ids", "request 'q0'"),
     "truncated": ("the answer breaks off after", "serving"),
