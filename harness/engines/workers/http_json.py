@@ -132,7 +132,7 @@ def _reason(text: str) -> str:
     try:
         said = json.loads(text)
     except ValueError:
-        return _start(text)
+        return text[:SHOWN]
     inner = said.get("error", said) if isinstance(said, dict) else said
     if isinstance(inner, dict):
         inner = inner.get("message", inner.get("detail", inner))

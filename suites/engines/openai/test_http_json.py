@@ -59,7 +59,7 @@ def test_an_answer_in_pieces(address: str) -> None:
         (b'{"message": "too long"}', "too long"),
         (b'{"detail": "too long"}', "too long"),
         (b'{"error": "too long"}', "too long"),
-        (b"<html>", "'<html>'"),
+        (b"no slot", "no slot"),
     ],
 )
 def test_a_no_comes_with_its_reason(address: str, body: bytes, reason: str) -> None:
