@@ -135,6 +135,16 @@ def _isolated(config: pytest.Config) -> bool:
     return is_isolated(engine)
 
 
+def _slow(config: pytest.Config) -> bool:
+    """Whether each set-up of the engine takes seconds to start."""
+    engine = config.getoption("--engine")
+    if engine == "reference":
+        return False
+    from harness.engines import is_slow
+
+    return is_slow(engine)
+
+
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool, shared: str | None) -> None:
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.internal.conjecture import providers
@@ -227,11 +237,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or not _is_for_its_lane(item)
         or (fast and item.get_closest_marker("full"))
     }
-    isolated = _isolated(config)
-    if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance", isolated=isolated):
+    if fast and not asked_for_by_name(config, config.rootpath / "suites" / "conformance", slow=_slow(config)):
         from harness.workloads.lanes import LANES, taken
 
-        lanes = taken(config.getoption("--engine")) if isolated else list(LANES)
+        lanes = taken(config.getoption("--engine")) if _isolated(config) else list(LANES)
         dropped |= out_of_turn((item for item in items if item not in dropped), lanes)
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])

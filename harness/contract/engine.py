@@ -91,6 +91,7 @@ class Capabilities:
     `shows`: what of them, or of counters, an engine gives that is no grey box.
     `drafts_with_prefill`: it drafts before the prompt has run, so the first accept length belongs to the forward that
     carried the prompt. `drafts_within_cap`: it drafts no token that `max_new_tokens` would cut off.
+    `drafts_for_last`: it drafts even where a single token is left before `max_new_tokens`.
     `drafts_within_context`: it drafts no token behind the context length, be it its own or that of the drafter.
     `dead_end`: what becomes of a request whose masks leave no token to choose, "ends" or "goes_on" with any token.
     `grammar_before_logprobs`: logprobs of a request with a grammar are those of the law that its mask leaves.
@@ -109,6 +110,7 @@ class Capabilities:
     grey_box: bool = False
     drafts_with_prefill: bool = False
     drafts_within_cap: bool = False
+    drafts_for_last: bool = True
     seeds_of_samples: Literal["consecutive", "unknown"] = "unknown"
     drafts_within_context: bool = False
     dead_end: Literal["ends", "goes_on"] = "goes_on"

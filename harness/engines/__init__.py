@@ -17,21 +17,23 @@ from harness.engines.environments import Recipe
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """`module` beside this one, and the `factory` in it; `package` is what its version is that of, unless it is called
-    as the engine is. One that is `isolated` runs in environments of its own: its
-    module says in `RECIPE` how one is made, and its factory takes a version or the path of a Python."""
+    as the engine is. One that is `isolated` runs in a process of its own, in the environment of a version: its
+    module says in `RECIPE` how one is made, and its factory takes a version or the path of a Python. `slow`: each
+    set-up takes seconds to start, so that conformance tests take turns."""
 
     module: str
     factory: str
     isolated: bool = False
     package: str = ""
+    slow: bool = False
 
 
 ENGINES = {
     "openai": Adapter("openai", "OpenAIFactory", isolated=True),
     "reference": Adapter("reference", "ReferenceFactory", package="draftproof"),
-    "transformers": Adapter("transformers", "TransformersFactory"),
-    "sglang": Adapter("sglang", "SglangFactory", isolated=True),
-    "vllm": Adapter("vllm", "VllmFactory", isolated=True),
+    "transformers": Adapter("transformers", "TransformersFactory", isolated=True),
+    "sglang": Adapter("sglang", "SglangFactory", isolated=True, slow=True),
+    "vllm": Adapter("vllm", "VllmFactory", isolated=True, slow=True),
 }
 
 
@@ -53,6 +55,12 @@ def is_isolated(spec: str) -> bool:
     """Whether NAME, NAME@VERSION or NAME@PATH runs in a process of its own."""
     adapter = ENGINES.get(spec.partition("@")[0])
     return adapter is not None and adapter.isolated
+
+
+def is_slow(spec: str) -> bool:
+    """Whether NAME, NAME@VERSION or NAME@PATH takes seconds to start."""
+    adapter = ENGINES.get(spec.partition("@")[0])
+    return adapter is not None and adapter.slow
 
 
 def version_of(spec: str) -> str:

@@ -22,7 +22,8 @@ def list_engines() -> None:
     found = recipes()
     for name in sorted(ENGINES):
         if name in found:
-            table.add_row(name, found[name].version, ", ".join(found[name].installed()) or "-")
+            own = ["in this environment"] if found[name].here else []
+            table.add_row(name, found[name].version, ", ".join([*own, *found[name].installed()]) or "-")
         elif ENGINES[name].isolated:
             table.add_row(name, "", ", ".join(f"{name}@{server}" for server in presets()) + f", or {name}@FILE.toml")
         else:

@@ -48,7 +48,8 @@ Step = Pip | RequirementsOf
 class Recipe:
     """How the environment of an engine is made. `package`: the distribution whose version counts. `version`: the one
     that is taken when none is named. `imports` must import in it; `programs`, by name with the command that brings
-    them, must be on the path; `variables` is what its process needs in its environment."""
+    them, must be on the path; `variables` is what its process needs in its environment. `here`: the harness's own
+    environment has it too, in that version, and serves where no other is named."""
 
     engine: str
     package: str
@@ -57,6 +58,7 @@ class Recipe:
     imports: tuple[str, ...]
     programs: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    here: bool = False
 
     def folder(self, version: str) -> Path:
         return FOLDER / f"{self.engine}-{version}"
@@ -74,6 +76,8 @@ class Recipe:
                 raise ValueError(f"engine={self.engine}@{where}: there is no such file; name a Python interpreter")
             return Path(where).absolute()  # not resolved: a virtual environment is known by its link
         version = where or self.version
+        if self.here and version == self.version:
+            return Path(sys.executable)
         found = self.installed().get(version)
         if found is None:
             raise ValueError(
@@ -122,6 +126,9 @@ _REQUIREMENTS = "import json; from importlib.metadata import requires; print(jso
 def install(recipe: Recipe, version: str, say: Callable[[str], None], python: str = sys.executable) -> Path:
     """Make the environment of a version, step by step, unless it is there; what a broken-off attempt has left is used.
     Raises RuntimeError with the last lines of pip when a step fails."""
+    if recipe.here and version == recipe.version:
+        say(f"{recipe.engine} {version} is there: it is in this environment")
+        return Path(sys.executable)
     folder = recipe.folder(version)
     if (folder / STAMP).is_file() and json.loads((folder / STAMP).read_text(encoding="utf-8")) == _stamp(
         recipe, version

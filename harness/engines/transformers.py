@@ -1,201 +1,237 @@
-"""transformers as an engine, in this process: plain `generate` (an independent baseline) and assisted generation.
+"""transformers, in a worker process, in the harness's own environment or in one of its own.
 
-Black box. Requests run one after another, each alone. What comes back is what transformers gave, unmended: tokens,
-raw logits and hidden states are its own output. Semantics worth knowing, read off transformers 5.24 and tested:
+Black box: `generate`, plain (an independent baseline), assisted by a draft model, or with prompt lookup. Requests run
+one after another, each alone: assisted generation takes no batches. Semantics, read off transformers 5.24 and tested:
 
 - Logits are rounded to float32 before any processor and before the argmax, also in float64. Logprobs of a float64
   run come from the unrounded logits of the same forwards.
-- Assisted generation drafts before the prefill, so the first entry of `accept_lens` belongs to the forward that
-  carried the prompt, and the accept lengths sum to the completion. It drafts fewer tokens near `max_new_tokens`.
+- Drafts are made before the prompt has run, so the first entry of `accept_lens` belongs to the forward that carried
+  the prompt, and the accept lengths sum to the completion. A draft model drafts fewer tokens near `max_new_tokens`;
+  prompt lookup drafts none where one token is left, and is not cut before that.
+- Prompt lookup tries n-grams from the longest down to one token, and drafts no stop id and nothing behind it.
 - Stop strings are matched in the prompt's tail too; the tokens that spell one are delivered, the text ends before it.
-- Each draft is sampled when the request is sampled; there is no greedy drafting for sampled requests.
+- Each draft of a model is sampled when the request is sampled; there is no greedy drafting for sampled requests.
+- Sample i of n has the seed `seed` + i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-import torch
-from transformers import LogitsProcessorList, StopStringCriteria
+from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request, SamplingParams
+from harness.engines.environments import TORCH, Pip, Recipe, Step
+from harness.engines.isolated import IsolatedFactory, Words
+from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.engine import WORKERS
 
-from harness.contract import (
-    Action,
-    Capabilities,
-    Completion,
-    Engine,
-    EngineSetup,
-    FinishReason,
-    HiddenStates,
-    LogprobRow,
-    OnStep,
-    Refused,
-    Request,
-    Run,
-    SamplingParams,
-    StateSnapshot,
-    Usage,
+DRAFTERS = frozenset({"STANDALONE", "NGRAM"})
+
+FEATURES = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "min_new_tokens",
+        "stop_token_ids",
+        "stop",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+        "repetition_penalty",
+        "logit_bias",
+        "bad_words",
+        "n",
+        "greedy_n",
+        "return_hidden_states",
+    }
 )
-from harness.engines.logprobs import logprob_row
-from harness.engines.transformers_load import Checkpoint, load_checkpoint, new_generation_config
-from harness.engines.transformers_requests import (
-    capabilities,
-    generation_config,
-    refuse_request,
-    refuse_setup,
-    stop_ids,
+SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "n"})
+ROOM = 8
+"""Engines that are kept: checkpoints are small, and what they import they share."""
+
+
+def _steps(wanted: str) -> tuple[Step, ...]:
+    return (Pip((TORCH,)), Pip((f"transformers=={wanted}", TORCH)))
+
+
+RECIPE = Recipe(
+    engine="transformers",
+    package="transformers",
+    version=version("transformers"),
+    steps=_steps,
+    imports=("torch", "transformers"),
+    variables={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+    here=True,
 )
-from harness.engines.transformers_watch import GenerationWatch
 
 
-class TransformersFactory:
-    """Starts transformers on a checkpoint directory; nothing is downloaded."""
+class TransformersFactory(IsolatedFactory):
+    """transformers of the harness's own environment, of a version, or of the environment that a Python belongs to."""
 
-    name = "transformers"
-
-    def start(self, setup: EngineSetup) -> Engine:
-        """Raises `Refused` for what transformers cannot do and for a checkpoint that does not fit.
-
-        Sizes of pages, chunks and batches mean nothing to it: it keeps one contiguous cache per request.
-        """
-        refuse_setup(setup)
-        target = load_checkpoint(setup.target, setup.dtype, setup.device, "target")
-        draft = None
-        if setup.drafter is not None and setup.drafter.model is not None:
-            draft = load_checkpoint(setup.drafter.model, setup.dtype, setup.device, "drafter.model")
-            if draft.vocab_size != target.vocab_size:
-                raise Refused(
-                    f"drafter.model={setup.drafter.model}: its vocabulary of {draft.vocab_size} differs from the "
-                    f"target's {target.vocab_size}; name a drafter with the target's tokenizer"
-                )
-            draft.model.generation_config = new_generation_config(
-                num_assistant_tokens=setup.drafter.num_steps,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0,
-            )
-        return TransformersEngine(setup, target, draft)
-
-
-class TransformersEngine:
-    """A target, and perhaps a drafter, in memory. Keeps nothing between requests but the stream of unseeded seeds."""
-
-    def __init__(self, setup: EngineSetup, target: Checkpoint, draft: Checkpoint | None) -> None:
-        self.setup = setup
-        self._target = target
-        self._draft = draft
-        self._seeds = torch.Generator().manual_seed(setup.seed)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return capabilities(self.setup)
-
-    def run(
-        self,
-        requests: Sequence[Request],
-        *,
-        actions: Sequence[Action] = (),
-        on_step: OnStep | None = None,
-        max_steps: int = 10_000,
-    ) -> Run:
-        """Each request alone, in the given order. There are no steps to see, so `on_step` is never called, and
-        `max_steps` is not needed: every request ends within `max_new_tokens` forwards."""
-        del on_step, max_steps
-        for action in actions:
-            raise Refused(f"{action.name}: nothing can be done to transformers while it generates")
-        for request in requests:
-            refuse_request(request, self.setup, self._target)
-        completions = tuple(
-            self._complete(request, index) for request in requests for index in range(request.sampling.n)
+    def __init__(self, where: str = "") -> None:
+        python, script = RECIPE.python(where), WORKERS / "transformers_worker.py"
+        beside, environment = (WORKERS / "transformers_watch.py",), RECIPE.variables
+        super().__init__(
+            "transformers", TransformersDialect(), python, script, environment=environment, room=ROOM, beside=beside
         )
-        return Run(setup=self.setup, capabilities=self.capabilities, requests=tuple(requests), completions=completions)
 
-    def fresh_state(self, token_ids: Sequence[int]) -> StateSnapshot:
-        raise Refused(f"fresh_state of {len(token_ids)} tokens: transformers is a black box here, it has no snapshots")
 
-    def close(self) -> None:
-        """Nothing is held outside this object."""
+class TransformersDialect:
+    """What transformers claims, and its words."""
 
-    def _complete(self, request: Request, index: int) -> Completion:
+    def capabilities(self, version: str, setup: EngineSetup) -> Capabilities:
+        """A draft model rules out stop strings, and one that drafts greedily all sampling."""
+        looks_up = setup.drafter is not None and setup.drafter.method == "NGRAM"
+        return Capabilities(
+            engine="transformers",
+            version=version,
+            drafters=DRAFTERS,
+            features=FEATURES - _lost(setup.drafter),
+            ignore_eos="emit",
+            processor_order=("logit_bias", "penalties", "temperature", "top_k", "top_p", "min_p"),
+            drafts_with_prefill=True,
+            drafts_within_cap=not looks_up,
+            drafts_for_last=False,
+            seeds_of_samples="consecutive",
+        )
+
+    def start(self, version: str, setup: EngineSetup) -> Words:
+        """What is loaded. Sizes of pages, chunks and batches mean nothing to it: it keeps one contiguous cache per
+        request. How much is drafted is told with each request."""
+        del version
+        _refuse(setup)
+        model = setup.drafter.model if setup.drafter is not None else None
+        return {
+            "target": str(setup.target),
+            "draft": None if model is None else str(model),
+            "dtype": setup.dtype,
+            "device": setup.device,
+            "seed": setup.seed,
+        }
+
+    def request(self, request: Request, setup: EngineSetup) -> Words:
+        """`generate`: fields of `GenerationConfig`, to which the worker adds the stop ids of the checkpoint. `drafts`:
+        how many tokens are drafted at most."""
         sampling = request.sampling
-        prompt = torch.tensor([request.prompt_token_ids], device=self.setup.device)
-        watch = GenerationWatch(prompt_len=prompt.shape[1])
-        output = self._generate(request, self._sample_seed(sampling, index), prompt, watch)
-        sequence: list[int] = output.sequences[0].tolist()
-        token_ids = tuple(sequence[prompt.shape[1] :])
-        speculative = self._draft is not None
-        return Completion(
-            request_id=request.request_id,
-            index=index,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=token_ids,
-            finish_reason=self._finish_reason(sampling, sequence, output.sequences),
-            usage=Usage(prompt_tokens=prompt.shape[1], completion_tokens=len(token_ids)),
-            text=self._text(sampling, token_ids),
-            logprobs=self._logprobs(sampling.logprobs, token_ids, output, watch, sequence),
-            prompt_logprobs=self._prompt_logprobs(sampling.prompt_logprobs, prompt),
-            hidden_states=_hidden_states(output.hidden_states) if request.return_hidden_states else None,
-            accept_lens=watch.accept_lens(sequence, greedy=sampling.greedy) if speculative else None,
-            draft_lens=watch.draft_lens() if speculative else None,
+        for fault in (*_unknown_fields(request), *_clashes(sampling, setup.drafter)):
+            raise Refused(f"request {request.request_id!r}: {fault}")
+        return {
+            "id": request.request_id,
+            "prompt_token_ids": list(request.prompt_token_ids),
+            "context_length": setup.context_length,
+            "n": sampling.n,
+            "seed": sampling.seed,
+            "ignore_eos": sampling.ignore_eos,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": sampling.logprobs,
+            "prompt_logprobs": sampling.prompt_logprobs,
+            "drafts": 0 if setup.drafter is None else setup.drafter.num_steps,
+            "generate": _generation(request) | _lookup(setup.drafter),
+        }
+
+
+def _lost(drafter: DrafterSetup | None) -> frozenset[str]:
+    if drafter is None or drafter.method == "NGRAM":
+        return frozenset()
+    return frozenset({"stop"}) | (SAMPLING if drafter.draft_sample_method == "greedy" else frozenset())
+
+
+def _refuse(setup: EngineSetup) -> None:
+    """Raises `Refused` for what transformers has not got."""
+    refuse_setup(
+        setup,
+        "transformers",
+        ("overlap", setup.overlap, "there is no overlap scheduling; set it to False"),
+        ("num_pages", setup.num_pages, "the cache is contiguous and has no pages; set it to 0"),
+        float64=True,
+    )
+    drafter = setup.drafter
+    if drafter is None:
+        return
+    if drafter.method not in DRAFTERS:
+        raise Refused(f"drafter.method={drafter.method!r}: transformers is driven with {', '.join(sorted(DRAFTERS))}")
+    looks_up, shortest = drafter.method == "NGRAM", drafter.prompt_lookup_min
+    for name, wrong, reason in (
+        ("topk", drafter.topk != 1, "assisted generation drafts chains, not trees; set it to 1"),
+        ("script", drafter.script is not None, "assisted generation drafts by itself; leave the script out"),
+        ("model", not looks_up and drafter.model is None, "STANDALONE needs a draft checkpoint; name its directory"),
+        ("model", looks_up and drafter.model is not None, "prompt lookup has no checkpoint; leave it out"),
+        ("prompt_lookup_min", looks_up and shortest != 1, "n-grams are tried down to one token; set it to 1"),
+        ("prompt_lookup_max", looks_up and drafter.prompt_lookup_max < 1, "must be at least 1"),
+        ("draft_sample_method", looks_up and drafter.draft_sample_method != "greedy", "a lookup draws from no law"),
+    ):
+        if wrong:
+            raise Refused(f"drafter.{name}={getattr(drafter, name)!r}: {reason}")
+
+
+def _unknown_fields(request: Request) -> list[str]:
+    sampling = request.sampling
+    return [
+        f"{name}={value!r}: {reason}"
+        for name, value, neutral, reason in (
+            ("arrival_step", request.arrival_step, 0, "requests run one after another, there are no steps; use 0"),
+            ("abort_step", request.abort_step, None, "a running generation cannot be aborted; use None"),
+            ("presence_penalty", sampling.presence_penalty, 0.0, "transformers has no such penalty; use 0"),
+            ("frequency_penalty", sampling.frequency_penalty, 0.0, "transformers has no such penalty; use 0"),
+            ("pooled_hidden", request.pooled_hidden, None, "there is no pooling; use None"),
+            ("num_speculative_tokens", request.num_speculative_tokens, None, "the draft length is fixed; use None"),
+            ("allowed_token_ids", sampling.allowed_token_ids, (), "transformers has no such filter; use ()"),
+            ("json_schema", sampling.json_schema, None, "transformers has no grammar backend; use None"),
+            ("regex", sampling.regex, None, "transformers has no grammar backend; use None"),
         )
-
-    def _generate(self, request: Request, seed: int, prompt: torch.Tensor, watch: GenerationWatch) -> Any:
-        target = self._target.model
-        draft = None if self._draft is None else self._draft.model
-        devices = [prompt.device] if prompt.device.type == "cuda" else []
-        # transformers draws from torch's global generator: seed it inside a fork, so that ours is left alone.
-        with torch.random.fork_rng(devices=devices), watch.attached(target):
-            torch.manual_seed(seed)
-            return target.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=generation_config(request, stop_ids(request.sampling, self._target)),
-                logits_processor=LogitsProcessorList([watch]),
-                assistant_model=draft,
-                tokenizer=self._target.tokenizer if request.sampling.stop else None,
-            )
-
-    def _sample_seed(self, sampling: SamplingParams, index: int) -> int:
-        if sampling.seed is not None:
-            return sampling.seed + index
-        return int(torch.randint(2**62, (1,), generator=self._seeds))
-
-    def _finish_reason(self, sampling: SamplingParams, sequence: list[int], sequences: torch.Tensor) -> FinishReason:
-        if sequence[-1] in stop_ids(sampling, self._target):
-            return "stop"
-        if sampling.stop and bool(StopStringCriteria(self._target.tokenizer, list(sampling.stop))(sequences, None)[0]):
-            return "stop"
-        return "length"
-
-    def _text(self, sampling: SamplingParams, token_ids: tuple[int, ...]) -> str | None:
-        """Decoded without special tokens; what stopped the request is not part of it."""
-        if token_ids[-1] in stop_ids(sampling, self._target):
-            token_ids = token_ids[:-1]
-        text = self._target.decode(token_ids)
-        if text is None:
-            return None
-        found = [position for stop in sampling.stop if (position := text.find(stop)) >= 0]
-        return text[: min(found)] if found else text
-
-    def _logprobs(
-        self, num_top: int | None, token_ids: tuple[int, ...], output: Any, watch: GenerationWatch, sequence: list[int]
-    ) -> tuple[LogprobRow, ...] | None:
-        if num_top is None:
-            return None
-        rows = watch.raw_logits(sequence) if self.setup.dtype == "float64" else [row[0] for row in output.logits]
-        # Not strict: a count that differs from the tokens' is the engine's fault, and COUNT-1's to find.
-        return tuple(logprob_row(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=False))
-
-    def _prompt_logprobs(self, num_top: int | None, prompt: torch.Tensor) -> tuple[LogprobRow | None, ...] | None:
-        if num_top is None:
-            return None
-        with torch.no_grad():
-            logits = self._target.model(prompt).logits[0]
-        later = prompt[0, 1:].tolist()
-        return (None, *(logprob_row(row, token_id, num_top) for row, token_id in zip(logits, later, strict=False)))
+        if value != neutral
+    ]
 
 
-def _hidden_states(per_token: Sequence[Sequence[torch.Tensor]]) -> HiddenStates:
-    """`per_token[i][-1]` is the final-norm output [1, rows, width] of the forward that yielded token i: the whole
-    prompt for token 0, one row afterwards."""
-    prefill, *decode = (layers[-1][0] for layers in per_token)
-    return HiddenStates(prefill=prefill, decode=tuple(rows[-1] for rows in decode))
+def _clashes(sampling: SamplingParams, drafter: DrafterSetup | None) -> list[str]:
+    faults: list[str] = []
+    if sampling.stop and sampling.min_new_tokens:
+        faults.append(
+            f"min_new_tokens={sampling.min_new_tokens} with stop={sampling.stop!r}: transformers does not hold stop "
+            f"strings back; use one of the two"
+        )
+    if drafter is None or drafter.method == "NGRAM":
+        return faults
+    if sampling.stop:
+        faults.append(
+            f"stop={sampling.stop!r} with a draft model: assisted generation takes no stop strings (its drafter's own "
+            f"generation is given no tokenizer); use stop_token_ids"
+        )
+    if not sampling.greedy and drafter.draft_sample_method == "greedy":
+        faults.append(
+            f"temperature={sampling.temperature}: transformers samples the drafts of a sampled request; "
+            f"start it with draft_sample_method='probabilistic'"
+        )
+    return faults
+
+
+def _lookup(drafter: DrafterSetup | None) -> Words:
+    if drafter is None or drafter.method != "NGRAM":
+        return {}
+    return {"prompt_lookup_num_tokens": drafter.num_steps, "max_matching_ngram_size": drafter.prompt_lookup_max}
+
+
+def _generation(request: Request) -> Words:
+    """Every field is set, so that no default of transformers or of the checkpoint can leak in."""
+    sampling = request.sampling
+    chosen: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
+        }
+    return chosen | {
+        "max_new_tokens": sampling.max_new_tokens,
+        "min_new_tokens": sampling.min_new_tokens or None,
+        "stop_strings": list(sampling.stop) or None,
+        "repetition_penalty": sampling.repetition_penalty,
+        "sequence_bias": [[[token_id], float(value)] for token_id, value in summed_bias(sampling).items()] or None,
+        "bad_words_ids": [list(word) for word in sampling.bad_words] or None,
+        "output_hidden_states": request.return_hidden_states,
+    }

@@ -93,7 +93,7 @@ def accept_2(run: Run, full: bool) -> list[Violation]:
     """`full`: the drafter is the target, so every verify step accepts all k drafts (entries are not cut by a finish).
 
     With `full=False` the drafter never agrees, so every step accepts the bonus token alone. Fewer than k drafts are
-    excused only where k more tokens would pass the context length.
+    excused only where k more tokens would pass the context length, and for a last token that none are claimed for.
     """
     if run.setup.drafter is None:
         raise Misuse("setup.drafter=None: must name a drafter, or there is no acceptance to judge")
@@ -116,8 +116,11 @@ def accept_2(run: Run, full: bool) -> list[Violation]:
 
 def _drafts_due(run: Run, done: Completion, entry: int, k: int) -> int:
     """k, or what the engine drafted where k more tokens would not have fitted into the context."""
-    committed = len(done.prompt_token_ids) + 1 + sum((done.accept_lens or ())[:entry])
-    cramped = committed + k + 1 > run.setup.context_length
+    claims = run.capabilities
+    given = (0 if claims.drafts_with_prefill else 1) + sum((done.accept_lens or ())[:entry])
+    if not claims.drafts_for_last and given + 1 == run.request(done.request_id).sampling.max_new_tokens:
+        return 0
+    cramped = len(done.prompt_token_ids) + given + k + 1 > run.setup.context_length
     if cramped and done.draft_lens is not None and entry < len(done.draft_lens):
         return min(done.draft_lens[entry], k)
     return k

@@ -74,7 +74,7 @@ def count_2_blocks(run: Run) -> list[Violation]:
         if rows:
             out += _accepted_drafts(mine, chain) + _lens(key, done, mine)
         else:
-            out += _overrun(key, done)
+            out += _overrun(key, done, 0 if run.capabilities.drafts_with_prefill else 1)
         if rows and deltas:
             out += _matched(key, done, mine, deltas.get(key, []))
     return out
@@ -110,12 +110,13 @@ def _lens(key: Key, done: Completion, rows: Sequence[VerifyRow]) -> list[Violati
     return out
 
 
-def _overrun(key: Key, done: Completion) -> list[Violation]:
-    """Without a trace: what the verify steps accepted must have been delivered, save what a finish cut off the last."""
+def _overrun(key: Key, done: Completion, before: int) -> list[Violation]:
+    """Without a trace: what the verify steps accepted must have been delivered, save what a finish cut off the last.
+    `before`: tokens that came with no verify step."""
     lens = done.accept_lens
     if not lens or done.finish_reason == "abort":
         return []
-    least = sum(lens) + 2 - lens[-1]
+    least = before + sum(lens[:-1]) + 1
     if len(done.token_ids) >= least:
         return []
     message = "accepted tokens never reached the user (more than a finish can cut off the last block)"

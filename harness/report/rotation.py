@@ -1,6 +1,6 @@
 """The fast tier runs conformance tests on a part of the lanes each, in turn, so that every lane sees a part of them and
 every test some lanes. The full tier gets all, and so does whoever asks for a lane or a test, or for the conformance
-suite: that of an engine in another process, each of whose set-ups takes seconds to start, takes turns even then."""
+suite: that of a slow engine, each of whose set-ups takes seconds to start, takes turns even then."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PROPERTY_TURNS = 3
 """Each property test on every third lane."""
 
 
-def asked_for_by_name(config: pytest.Config, suite: Path, *, isolated: bool = False) -> bool:
-    """Whether `suite`, or something in it, was asked for, and not just what holds it; of an `isolated` engine, whether
+def asked_for_by_name(config: pytest.Config, suite: Path, *, slow: bool = False) -> bool:
+    """Whether `suite`, or something in it, was asked for, and not just what holds it; of a `slow` engine, whether
     something in it was."""
     option = config.option
     if option.keyword or config.getoption("--drafter") or config.getoption("--invariant"):
         return True
     roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    return any(root.resolve().is_relative_to(suite) and not (isolated and root.resolve() == suite) for root in roots)
+    return any(root.resolve().is_relative_to(suite) and not (slow and root.resolve() == suite) for root in roots)
 
 
 def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytest.Item]:

@@ -85,6 +85,7 @@ def verify_steps(
     steps: list[Step] = []
     while (left := len(prompt) + max_new_tokens - len(tokens)) > 0:
         k = min(next(lengths), left - 1) if claims.drafts_within_cap else next(lengths)
+        k = k if left > 1 or claims.drafts_for_last else 0
         if max_tokens is not None:
             k = min(k, max(max_tokens - len(tokens), 0))
         steps.append(verify_step(drafter, tokens, k))
@@ -100,13 +101,14 @@ def verify_step(drafter: Drafter, tokens: tuple[int, ...], k: int) -> Step:
     return Step(len(drafts), accepted + 1)
 
 
-def earned(done: Completion, drafter: Drafter, k: int) -> tuple[int, ...]:
+def earned(done: Completion, drafter: Drafter, k: int, claims: Capabilities) -> tuple[int, ...]:
     """Accept lengths of a bare greedy completion from the weights and from how much was drafted in each step.
 
     For runs in which that changes on the way. `k` is the depth of a full draft: a tree has more drafts than that.
     """
-    target = drafter.target
-    tokens = (*done.prompt_token_ids, target.next_token(done.prompt_token_ids))
+    target, tokens = drafter.target, done.prompt_token_ids
+    if not claims.drafts_with_prefill:
+        tokens = (*tokens, target.next_token(tokens))
     lens: list[int] = []
     for drafted in done.draft_lens or ():
         lens.append(verify_step(drafter, tokens, min(drafted, k)).accept_len)

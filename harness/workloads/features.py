@@ -121,17 +121,18 @@ SAMPLING = (
         lambda got: got.tokens == got.plain[:3] and got.done.finish_reason == "stop",
         lambda plain, _words: {"stop_token_ids": (plain[2],)},
     ),
-    _sampling(
-        "stop",
-        lambda got: got.tokens == got.plain[:4] and got.done.finish_reason == "stop",
-        lambda plain, words: {"stop": (words.text(plain[2:4]),)},
-    ),
     _sampling("ignore_eos", lambda got: len(got.tokens) == NEW_TOKENS, {"ignore_eos": True}, family="walk-eos"),
     _sampling("logprobs", lambda got: len(got.done.logprobs or ()) == len(got.tokens), {"logprobs": 2}),
     _sampling(
         "prompt_logprobs",
         lambda got: len(got.done.prompt_logprobs or ()) == len(got.done.prompt_token_ids),
         {"prompt_logprobs": 2},
+    ),
+    _sampling(
+        "stop",
+        lambda got: got.tokens == got.plain[:4] and got.done.finish_reason == "stop",
+        lambda plain, words: {"stop": (words.text(plain[2:4]),)},
+        family="walk",  # transformers wants letters in a vocabulary that stop strings are spelt in
     ),
     _sampling(
         "json_schema",

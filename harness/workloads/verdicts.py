@@ -116,6 +116,6 @@ def _acceptance(lane: Lane, run: Run, family: str) -> list[Violation]:
     )
     if not bare or "accept_lens" not in offers(judged):
         return []
-    drafter, k = lane.drafter(family), run.setup.drafter.num_steps
-    right = {f"{done.request_id}#{done.index}": earned(done, drafter, k) for done in judged.completions}
+    drafter, k, claims = lane.drafter(family), run.setup.drafter.num_steps, run.capabilities
+    right = {f"{done.request_id}#{done.index}": earned(done, drafter, k, claims) for done in judged.completions}
     return accept_1(judged, right)

@@ -102,11 +102,22 @@ def test_the_newest_version_is_that_of_the_index(tmp_path: Path, monkeypatch: py
     assert newest(toy) == "0.31.0"
 
 
-@pytest.mark.parametrize("name", sorted(recipes()))
+@pytest.mark.parametrize("name", [name for name, recipe in recipes().items() if not recipe.here])
 def test_what_is_not_installed_is_named_before_anything_runs(name: str) -> None:
     with pytest.raises(ValueError, match=f"draftproof engines install {name}"):
         engine_factory(name)
     assert recipes()[name].engine == name
+
+
+def test_what_our_own_environment_has_is_taken_from_there_and_other_versions_are_not(folder: Path) -> None:
+    own = replace(TOY, here=True)
+    said: list[str] = []
+    assert own.python() == own.python("1.0") == install(own, "1.0", said.append) == Path(sys.executable)
+    assert said == ["toy 1.0 is there: it is in this environment"]
+    assert list(doctor(own)) == []
+    with pytest.raises(ValueError, match=r"draftproof engines install toy 2\.0"):
+        own.python("2.0")
+    assert install(own, "2.0", said.append) == own.python("2.0") == folder / "toy-2.0" / "bin" / "python"
 
 
 def test_an_engine_of_our_own_environment_has_one_version() -> None:
@@ -117,7 +128,9 @@ def test_an_engine_of_our_own_environment_has_one_version() -> None:
 def test_the_commands() -> None:
     runner = CliRunner()
     listed = runner.invoke(app, ["engines", "list"])
-    assert {"reference", "vllm", "openai"} <= {line.split()[0] for line in listed.output.splitlines()}
+    told = {line.split()[0]: line for line in listed.output.splitlines()}
+    assert {"reference", "transformers", "vllm", "openai"} <= set(told)
+    assert told["transformers"].split()[2:5] == ["in", "this", "environment"]
     sick = runner.invoke(app, ["engines", "doctor", "vllm"])
     assert sick.exit_code == 1
     assert "mend: draftproof engines install vllm" in sick.output

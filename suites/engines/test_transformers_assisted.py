@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
-from harness.contract import Completion, DrafterSetup, Engine, EngineSetup, Request, SamplingParams
-from harness.engines import engine_factory
-from harness.engines.transformers_load import new_generation_config
+from harness.contract import Completion, DrafterSetup, Engine, Request, SamplingParams
 from harness.invariants import accept_1
 from harness.workloads.acceptance import deserved
 from harness.workloads.known import vocabulary
@@ -22,6 +20,7 @@ from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, encode, random_checkpoint
 from harness.workloads.scenarios import short_prompts
+from suites.engines.conftest import Start
 from suites.registration import suite
 from suites.tiers import tiered
 
@@ -49,13 +48,12 @@ def noisy(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path) -> Engine:
-    return engine_factory("transformers").start(EngineSetup(target=target))
+def plain(start: Start, target: Path) -> Engine:
+    return start(target)
 
 
-def assisted(target: Path, draft: Path, k: int = K, **extra: Any) -> Engine:
-    drafter = DrafterSetup.chain("STANDALONE", k, draft, **extra)
-    return engine_factory("transformers").start(EngineSetup(target=target, drafter=drafter))
+def model(draft: Path, k: int = K, **extra: Any) -> DrafterSetup:
+    return DrafterSetup.chain("STANDALONE", k, draft, **extra)
 
 
 def requests(**sampling: Any) -> list[Request]:
@@ -63,9 +61,11 @@ def requests(**sampling: Any) -> list[Request]:
     return [Request(request_id=text, prompt_token_ids=encode(text), sampling=params) for text in PROMPTS]
 
 
-def test_drafter_equal_to_target_is_always_accepted(plain: Engine, target: Path) -> None:
+def test_drafter_equal_to_target_is_always_accepted(start: Start, plain: Engine, target: Path) -> None:
     asked = requests(ignore_eos=True, logprobs=1)
-    for alone, done in zip(plain.run(asked).completions, assisted(target, target).run(asked).completions, strict=True):
+    for alone, done in zip(
+        plain.run(asked).completions, start(target, model(target)).run(asked).completions, strict=True
+    ):
         assert done.token_ids == alone.token_ids
         assert done.draft_lens == (K,) * 6
         assert done.accept_lens == (K + 1,) * 6
@@ -88,20 +88,22 @@ def test_it_drafts_when_and_as_much_as_it_claims(tmp_path: Path, family: str) ->
         assert sum(done.accept_lens) == done.usage.completion_tokens
 
 
-def test_an_emitted_eos_does_not_blind_the_drafter(target: Path) -> None:
+def test_an_emitted_eos_does_not_blind_the_drafter(start: Start, target: Path) -> None:
     """transformers masks pad ids out of what its drafter sees: the adapter must not name an id that may be emitted."""
     prompt = (*encode("He"), EOS_TOKEN_ID, *encode("llo"))
     request = Request(
         request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(max_new_tokens=12, ignore_eos=True)
     )
-    (done,) = assisted(target, target).run([request]).completions
+    (done,) = start(target, model(target)).run([request]).completions
     assert done.accept_lens == (K + 1,) * 3
 
 
 @pytest.mark.parametrize("k", tiered([1, K, 6], K))
-def test_a_noisy_drafter_is_lossless_and_partly_accepted(plain: Engine, target: Path, noisy: Path, k: int) -> None:
+def test_a_noisy_drafter_is_lossless_and_partly_accepted(
+    start: Start, plain: Engine, target: Path, noisy: Path, k: int
+) -> None:
     asked = requests(ignore_eos=True)
-    done = assisted(target, noisy, k).run(asked).completions
+    done = start(target, model(noisy, k)).run(asked).completions
     assert [one.token_ids for one in done] == [one.token_ids for one in plain.run(asked).completions]
     accepted = [length for one in done for length in one.accept_lens or ()]
     assert {1, k + 1} <= set(accepted)
@@ -114,9 +116,11 @@ def test_a_noisy_drafter_is_lossless_and_partly_accepted(plain: Engine, target: 
         )
 
 
-def test_accept_lengths_do_not_depend_on_where_a_stop_cuts_the_block(plain: Engine, target: Path, noisy: Path) -> None:
+def test_accept_lengths_do_not_depend_on_where_a_stop_cuts_the_block(
+    start: Start, plain: Engine, target: Path, noisy: Path
+) -> None:
     (free,) = plain.run(requests(ignore_eos=True)[:1]).completions
-    engine = assisted(target, noisy)
+    engine = start(target, model(noisy))
     (whole,) = engine.run(requests(ignore_eos=True)[:1]).completions
     assert whole.accept_lens is not None
     ends = list(accumulate(whole.accept_lens))
@@ -138,8 +142,8 @@ def test_accept_lengths_do_not_depend_on_where_a_stop_cuts_the_block(plain: Engi
     assert cut_inside >= 3
 
 
-def test_sampled_requests_repeat_by_seed_and_speculate(target: Path, noisy: Path) -> None:
-    engine = assisted(target, noisy, draft_sample_method="probabilistic")
+def test_sampled_requests_repeat_by_seed_and_speculate(start: Start, target: Path, noisy: Path) -> None:
+    engine = start(target, model(noisy, draft_sample_method="probabilistic"))
     asked = requests(ignore_eos=True, temperature=0.7, seed=4, n=2)
     first, second = engine.run(asked).completions, engine.run(asked[::-1]).completions
     assert {(one.request_id, one.index): one.token_ids for one in first} == {
@@ -156,7 +160,7 @@ def first_block(completion: Completion) -> set[int]:
     return set(range(completion.accept_lens[0] - 1))
 
 
-def test_hidden_rows_of_assisted_generation(plain: Engine, target: Path) -> None:
+def test_hidden_rows_of_assisted_generation(start: Start, plain: Engine, target: Path) -> None:
     """transformers 5.24 hands out rows of the prompt for the drafts accepted in the first forward; the rest is right.
 
     The adapter delivers what came, so that the harness can find this; a version that mends it passes as well.
@@ -164,7 +168,7 @@ def test_hidden_rows_of_assisted_generation(plain: Engine, target: Path) -> None
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     request = Request(request_id="r", prompt_token_ids=encode(PROMPTS[0]), sampling=params, return_hidden_states=True)
     (alone,) = plain.run([request]).completions
-    (done,) = assisted(target, target).run([request]).completions
+    (done,) = start(target, model(target)).run([request]).completions
     assert alone.hidden_states is not None
     assert done.hidden_states is not None
     assert done.hidden_states.num_entries == alone.hidden_states.num_entries == 12
@@ -185,7 +189,7 @@ def test_temperature_of_the_drafts(target: Path, temperature: float, monkeypatch
     """
     models: list[Any] = [AutoModelForCausalLM.from_pretrained(target) for _ in range(2)]
     verifier, drafter = models
-    drafter.generation_config = new_generation_config(num_assistant_tokens=K, num_assistant_tokens_schedule="constant")
+    drafter.generation_config = GenerationConfig(num_assistant_tokens=K, num_assistant_tokens_schedule="constant")
     generate, drafted = drafter.generate, []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +197,7 @@ def test_temperature_of_the_drafts(target: Path, temperature: float, monkeypatch
         return drafted[-1]
 
     monkeypatch.setattr(drafter, "generate", watched)
-    config = new_generation_config(
+    config = GenerationConfig(
         do_sample=True,
         temperature=temperature,
         top_k=0,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.contract import Completion, DType, Engine, EngineSetup, Request, SamplingParams
-from harness.engines import engine_factory
+from harness.contract import Completion, DType, Engine, Request, SamplingParams
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, Architecture, encode, random_checkpoint
+from suites.engines.conftest import Start
 from suites.registration import suite
 
 suite(seconds=2.7, stage="cpu", needs="cpu")
@@ -30,8 +30,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(llama: Path) -> Engine:
-    return engine_factory("transformers").start(EngineSetup(target=llama))
+def engine(start: Start, llama: Path) -> Engine:
+    return start(llama)
 
 
 def ask(text: str, *, name: str = "r", hidden: bool = False, **sampling: Any) -> Request:
@@ -57,10 +57,11 @@ def greedy_without_cache(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_greedy_tokens_logprobs_and_hidden_rows_equal_whole_forwards(checkpoint: Path, dtype: DType) -> None:
-    engine = engine_factory("transformers").start(EngineSetup(target=checkpoint, dtype=dtype))
+def test_greedy_tokens_logprobs_and_hidden_rows_equal_whole_forwards(
+    start: Start, checkpoint: Path, dtype: DType
+) -> None:
     request = ask("Hello, world", hidden=True, ignore_eos=True, logprobs=3, prompt_logprobs=2)
-    done = only(engine, request)
+    done = only(start(checkpoint, dtype=dtype), request)
 
     tokens, hidden, model = greedy_without_cache(checkpoint, dtype, request.prompt_token_ids, 12)
     assert list(done.token_ids) == tokens
@@ -88,9 +89,8 @@ def test_greedy_tokens_logprobs_and_hidden_rows_equal_whole_forwards(checkpoint:
     torch.testing.assert_close(got, hidden, atol=TOLERANCE[dtype], rtol=0)
 
 
-def test_bfloat16_runs_and_keeps_its_dtype(llama: Path) -> None:
-    engine = engine_factory("transformers").start(EngineSetup(target=llama, dtype="bfloat16"))
-    done = only(engine, ask("Hello", hidden=True, logprobs=0))
+def test_bfloat16_runs_and_keeps_its_dtype(start: Start, llama: Path) -> None:
+    done = only(start(llama, dtype="bfloat16"), ask("Hello", hidden=True, logprobs=0))
     assert done.hidden_states is not None
     assert done.hidden_states.prefill.dtype == torch.bfloat16
     assert done.logprobs is not None
@@ -154,14 +154,24 @@ def test_a_sampling_filter_that_leaves_one_token_is_greedy(engine: Engine, filte
 
 
 def test_seeds(engine: Engine) -> None:
-    state = torch.random.get_rng_state()
     seeded = ask("Hello", temperature=1.5, seed=11, n=3)
     runs = engine.run([ask("x", name="x", temperature=1.0), seeded, ask("y", name="y", temperature=1.0)])
     again = engine.run([seeded])
     for index in range(3):
-        assert runs.of("r", index).token_ids == again.of("r", index).token_ids
+        alone = ask("Hello", temperature=1.5, seed=11 + index)
+        assert runs.of("r", index).token_ids == again.of("r", index).token_ids == only(engine, alone).token_ids
     assert len({again.of("r", index).token_ids for index in range(3)}) == 3
     # Long enough that no two are equal by chance, whatever ran on this engine before.
     unseeded = [only(engine, ask("Hello", temperature=1.5, min_new_tokens=6)).token_ids for _ in range(4)]
     assert len(set(unseeded)) == 4
-    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_one_who_takes_over_an_engine_gets_its_first_seeds(start: Start, llama: Path) -> None:
+    """An engine that was closed is kept, and nothing of what it did shows."""
+    unseeded = ask("Hello", temperature=1.5, min_new_tokens=6)
+    drawn = []
+    for _ in range(2):
+        engine = start(llama, seed=5)
+        drawn.append(only(engine, unseeded).token_ids)
+        engine.close()
+    assert drawn[0] == drawn[1]

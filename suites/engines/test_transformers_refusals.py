@@ -1,9 +1,9 @@
-"""What transformers cannot do is refused with the field, the value and the mend, before anything runs."""
+"""What transformers cannot do with a checkpoint is refused with the field, the value and the mend, before anything
+runs. What it has no word for at all: test_transformers_dialect.py."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.contract import DrafterSetup, Engine, EngineSetup, Refused, Request, SamplingParams
+from harness.contract import Action, DrafterSetup, Engine, Refused, Request, SamplingParams
 from harness.engines import ENGINES, engine_factory
 from harness.workloads.random_checkpoints import EOS_TOKEN_ID, edit_config, encode, random_checkpoint
+from suites.engines.conftest import Start
 from suites.registration import suite
 
 suite(seconds=0.8, stage="cpu", needs="cpu")
@@ -25,8 +26,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(target: Path) -> Engine:
-    return engine_factory("transformers").start(EngineSetup(target=target, context_length=64))
+def engine(start: Start, target: Path) -> Engine:
+    return start(target, context_length=64)
+
+
+def test_actions(engine: Engine) -> None:
+    with pytest.raises(Refused, match="pause: nothing can be done to transformers"):
+        engine.run([], actions=[Action(step=0, name="pause")])
 
 
 def test_registry_names_its_engines() -> None:
@@ -38,40 +44,23 @@ def test_registry_names_its_engines() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"overlap": True}, "overlap"),
-        ({"batch_buckets": (1, 2)}, "batch_buckets"),
-        ({"num_pages": 8}, "num_pages"),
-        ({"snapshots": True}, "snapshots"),
-        ({"drafter": DrafterSetup.chain("EAGLE3", 3, Path("x"))}, "drafter.method"),
-        ({"drafter": DrafterSetup.chain("STANDALONE", 3)}, "drafter.model"),
+        ({"target": Path("nowhere")}, "target=nowhere"),
         ({"drafter": DrafterSetup.chain("STANDALONE", 3, Path("nowhere"))}, "drafter.model=nowhere"),
-        (
-            {"drafter": DrafterSetup(method="STANDALONE", model=Path("x"), num_steps=2, topk=2, num_draft_tokens=4)},
-            "drafter.topk",
-        ),
-        ({"drafter": DrafterSetup.chain("STANDALONE", 3, Path("x"), script=lambda *_: ())}, "drafter.script"),
     ],
 )
-def test_setups(target: Path, change: dict[str, Any], field: str) -> None:
-    with pytest.raises(Refused, match=field):
-        engine_factory("transformers").start(replace(EngineSetup(target=target), **change))
+def test_checkpoints_that_are_not_there(start: Start, target: Path, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused, match=f"{field}: there is no config.json"):
+        start(**{"target": target, **change})
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"arrival_step": 2}, "arrival_step=2"),
-        ({"abort_step": 0}, "abort_step=0"),
-        ({"sampling": {"presence_penalty": 0.5}}, "presence_penalty"),
-        ({"sampling": {"frequency_penalty": 0.5}}, "frequency_penalty"),
-        ({"sampling": {"json_schema": "{}"}}, "json_schema"),
-        ({"sampling": {"regex": "a*"}}, "regex"),
-        ({"sampling": {"stop": ("a",), "min_new_tokens": 2}}, "min_new_tokens"),
         ({"sampling": {"bad_words": ((EOS_TOKEN_ID,),)}}, "bad_words"),
         ({"sampling": {"max_new_tokens": 60}}, "prompt \\+ max_new_tokens = 65 exceeds the context of 64"),
         ({"sampling": {"logit_bias": ((96, 1.0),)}}, r"\[96\] lie outside the vocabulary of 96"),
         ({"prompt_token_ids": (3, 200)}, r"\[200\] lie outside the vocabulary"),
-        ({"prompt_token_ids": (3, -1)}, "-1 lie outside the vocabulary"),
+        ({"prompt_token_ids": (3, -1)}, r"\[-1\] lie outside the vocabulary"),
     ],
 )
 def test_requests(engine: Engine, change: dict[str, Any], field: str) -> None:
@@ -80,17 +69,6 @@ def test_requests(engine: Engine, change: dict[str, Any], field: str) -> None:
     bad = Request(**{"request_id": "bad", "prompt_token_ids": encode("Hello"), "sampling": sampling, **change})
     with pytest.raises(Refused, match=f"request 'bad': .*{field}"):
         engine.run([good, bad])
-
-
-@pytest.mark.parametrize(
-    ("sampling", "field"),
-    [({"stop": ("a",)}, "stop="), ({"temperature": 1.0}, "draft_sample_method='probabilistic'")],
-)
-def test_requests_with_a_drafter(target: Path, sampling: dict[str, Any], field: str) -> None:
-    setup = EngineSetup(target=target, drafter=DrafterSetup.chain("STANDALONE", 2, target))
-    request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(**sampling))
-    with pytest.raises(Refused, match=field):
-        engine_factory("transformers").start(setup).run([request])
 
 
 ASKING: dict[str, dict[str, Any]] = {
@@ -105,11 +83,13 @@ ASKING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("drafts", [None, "greedy", "probabilistic"])
-def test_what_is_claimed_is_done_and_the_rest_refused(target: Path, drafts: Any) -> None:
+@pytest.mark.parametrize("drafts", [None, "greedy", "probabilistic", "lookup"])
+def test_what_is_claimed_is_done_and_the_rest_refused(start: Start, target: Path, drafts: Any) -> None:
     """A drafter takes features away; the harness asks for those alone that the engine claims as it was started."""
     drafter = drafts and DrafterSetup.chain("STANDALONE", 2, target, draft_sample_method=drafts)
-    engine = engine_factory("transformers").start(EngineSetup(target=target, drafter=drafter))
+    if drafts == "lookup":
+        drafter = DrafterSetup.chain("NGRAM", 2, prompt_lookup_min=1, prompt_lookup_max=3)
+    engine = start(target, drafter)
     refused = set()
     for feature, fields in ASKING.items():
         sampling = SamplingParams(max_new_tokens=4, **fields)
@@ -120,10 +100,10 @@ def test_what_is_claimed_is_done_and_the_rest_refused(target: Path, drafts: Any)
     assert refused == set(ASKING) - engine.capabilities.features
 
 
-def test_stop_strings_need_a_tokenizer(target: Path, tmp_path: Path) -> None:
+def test_stop_strings_need_a_tokenizer(start: Start, target: Path, tmp_path: Path) -> None:
     shutil.copytree(target, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
-    engine = engine_factory("transformers").start(EngineSetup(target=tmp_path))
+    engine = start(tmp_path)
     (done,) = engine.run([Request(request_id="r", prompt_token_ids=(1, 2))]).completions
     assert done.text is None
     with pytest.raises(Refused, match="no tokenizer"):
@@ -131,7 +111,7 @@ def test_stop_strings_need_a_tokenizer(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "unknown architecture", "other vocabulary"])
-def test_checkpoints_that_do_not_fit(target: Path, tmp_path: Path, fault: str) -> None:
+def test_checkpoints_that_do_not_fit(start: Start, target: Path, tmp_path: Path, fault: str) -> None:
     shutil.copytree(target, tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "model.safetensors"
     tensors = load_file(weights)
@@ -151,12 +131,10 @@ def test_checkpoints_that_do_not_fit(target: Path, tmp_path: Path, fault: str) -
         edit_config(tmp_path, vocab_size=90)
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(Refused, match=name):
-        engine_factory("transformers").start(EngineSetup(target=tmp_path))
+        start(tmp_path)
 
 
-def test_a_drafter_of_another_vocabulary(target: Path, tmp_path: Path) -> None:
+def test_a_drafter_of_another_vocabulary(start: Start, target: Path, tmp_path: Path) -> None:
     draft = random_checkpoint(tmp_path, seed=1, num_hidden_layers=1, vocab_size=100)
     with pytest.raises(Refused, match="vocabulary of 100 differs from the target's 96"):
-        engine_factory("transformers").start(
-            EngineSetup(target=target, drafter=DrafterSetup.chain("STANDALONE", 2, draft))
-        )
+        start(target, DrafterSetup.chain("STANDALONE", 2, draft))

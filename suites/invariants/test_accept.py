@@ -88,6 +88,16 @@ def test_accept_2_does_not_excuse_fewer_drafts_save_at_the_end_of_the_context() 
     assert accept_2(replace(fewer, setup=tight), full=True) == []
 
 
+def test_accept_2_wants_no_draft_for_a_last_token_where_none_is_claimed() -> None:
+    """Of the six tokens of request b five are given before its last step; four where the first came with a step."""
+    none = completion("b", accept_lens=(4, 1), draft_lens=(3, 0))(perfect())
+    claims = replace(none.capabilities, drafts_for_last=False)
+    assert accept_2(replace(none, capabilities=claims), full=True) == []
+    for other in (none.capabilities, replace(claims, drafts_with_prefill=True)):
+        found = accept_2(replace(none, capabilities=other), full=True)
+        assert_red(found, "ACCEPT-2", "perfect drafter", request_id="b", row=1, expected=K + 1, got=1)
+
+
 def test_accept_2_reports_missing_lengths_and_refuses_a_run_without_a_drafter() -> None:
     missing = completion("b", accept_lens=None)(perfect())
     assert_red(accept_2(missing, full=True), "ACCEPT-2", "missing", request_id="b")

@@ -182,6 +182,15 @@ def test_count_2_blocks_without_a_trace_sees_blocks_that_never_arrived() -> None
     assert_red(count_2_blocks(lost), "COUNT-2", "never reached the user", request_id="a", got=5)
 
 
+def test_count_2_blocks_of_an_engine_that_drafts_before_the_prompt_has_run() -> None:
+    """No token came without a verify step."""
+    run = replace(good_run(), steps=())
+    run = replace(run, capabilities=replace(run.capabilities, drafts_with_prefill=True))
+    assert count_2_blocks(completion("a", token_ids=lambda d: d.token_ids[:5])(run)) == []
+    lost = completion("a", token_ids=lambda d: d.token_ids[:4])(run)
+    assert_red(count_2_blocks(lost), "COUNT-2", "never reached the user", request_id="a", got=4)
+
+
 def test_an_abort_may_drop_one_block_on_its_way_and_not_two() -> None:
     aborted = completion("a", finish_reason="abort")
     assert count_2_blocks(both(lose_last_block, aborted)(good_run())) == []

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.contract import DrafterSetup, EngineSetup, Request, Run, SamplingParams
+from harness.contract import DrafterSetup, Engine, EngineSetup, Request, Run, SamplingParams
 from harness.engines import engine_factory
+from harness.engines.transformers import TransformersFactory
 from harness.invariants.base import check
 from harness.invariants.count import count_1
 from harness.invariants.equal import equal_1
@@ -61,8 +62,15 @@ class RealModel:
         return AutoTokenizer.from_pretrained(self.target)
 
     @cached_property
+    def alone(self) -> Engine:
+        """transformers, with time for all prompts one after another."""
+        factory = TransformersFactory()
+        factory.deadlines = replace(factory.deadlines, run=900.0)
+        return factory.start(EngineSetup(target=self.target))
+
+    @cached_property
     def baseline(self) -> Run:
-        return engine_factory("transformers").start(EngineSetup(target=self.target)).run(self.requests)
+        return self.alone.run(self.requests)
 
     def reference(self, draft: Path | None = None) -> Run:
         """All prompts in one batch."""
@@ -88,7 +96,7 @@ class RealModel:
         request = Request(
             request_id="replay", prompt_token_ids=token_ids, sampling=SamplingParams(max_new_tokens=1, logprobs=10**6)
         )
-        (done,) = engine_factory("transformers").start(EngineSetup(target=self.target)).run([request]).completions
+        (done,) = self.alone.run([request]).completions
         assert done.logprobs is not None
         return torch.tensor([logprob for _, logprob in sorted(done.logprobs[0].top)])
 
@@ -114,8 +122,7 @@ def model() -> RealModel:
 
 
 def test_the_converted_model_reads_english(model: RealModel) -> None:
-    engine = engine_factory("transformers").start(EngineSetup(target=model.target))
-    (done,) = engine.run([model.request(PROSE, max_new_tokens=1, prompt_logprobs=0)]).completions
+    (done,) = model.alone.run([model.request(PROSE, max_new_tokens=1, prompt_logprobs=0)]).completions
     rows = [row.logprob for row in done.prompt_logprobs or () if row is not None]
     assert sum(rows) / len(rows) > PROSE_LOGPROB
 
@@ -127,7 +134,7 @@ def test_transformers_speaks_and_does_not_depend_on_the_order(model: RealModel) 
     assert {done.finish_reason for done in said.values()} == {"stop", "length"}
     assert all(len(done.token_ids) == NUM_TOKENS for done in said.values() if done.finish_reason == "length")
     few = model.requests[2:0:-1]
-    again = engine_factory("transformers").start(EngineSetup(target=model.target)).run(few)
+    again = model.alone.run(few)
     assert [done.token_ids for done in again.completions] == [
         said[done.request_id].token_ids for done in again.completions
     ]

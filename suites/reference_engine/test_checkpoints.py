@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from harness.contract import Completion, DType, EngineSetup, Request, SamplingParams
-from harness.engines import engine_factory
+from harness.workloads.lanes import factory_of
 from harness.workloads.random_checkpoints import edit_config, encode, random_checkpoint
 from suites.registration import suite
 
@@ -81,7 +81,7 @@ def run(directory: Path, dtype: DType = "float32") -> tuple[Completion, ...]:
         Request(request_id=text, prompt_token_ids=encode(text), sampling=params, return_hidden_states=True)
         for text in PROMPTS
     ]
-    engine = engine_factory("reference").start(EngineSetup(target=directory, dtype=dtype))
+    engine = factory_of("reference").start(EngineSetup(target=directory, dtype=dtype))
     completions = engine.run(requests).completions
     engine.close()
     return completions
@@ -135,9 +135,7 @@ def test_the_same_numbers_as_transformers(case: str, dtype: DType, tmp_path: Pat
 def test_tokens_equal_those_of_generate(llama: Path) -> None:
     params = SamplingParams(max_new_tokens=40)
     requests = [Request(request_id=text, prompt_token_ids=encode(text), sampling=params) for text in PROMPTS]
-    runs = [
-        engine_factory(name).start(EngineSetup(target=llama)).run(requests) for name in ("reference", "transformers")
-    ]
+    runs = [factory_of(name).start(EngineSetup(target=llama)).run(requests) for name in ("reference", "transformers")]
     ours, theirs = ([(one.token_ids, one.text, one.finish_reason) for one in run.completions] for run in runs)
     assert ours == theirs
 
@@ -241,4 +239,4 @@ def test_checkpoints_that_do_not_fit_are_refused(fault: str, copy: Path) -> None
     spoil, named = FAULTS[fault]
     spoil(copy)
     with pytest.raises(ValueError, match=named):
-        engine_factory("reference").start(EngineSetup(target=copy))
+        factory_of("reference").start(EngineSetup(target=copy))

@@ -81,7 +81,7 @@ def bare(run: Run, drafter: Drafter) -> None:
     """Accept lengths of completions that no abort cut."""
     for done in run.completions:
         if run.request(done.request_id).sampling.greedy and done.finish_reason != "abort":
-            assert done.accept_lens == earned(done, drafter, 3), done.request_id
+            assert done.accept_lens == earned(done, drafter, 3, run.capabilities), done.request_id
 
 
 @pytest.mark.drafters("STANDALONE", "EAGLE", "MTP", "NGRAM")

@@ -78,6 +78,6 @@ def test_every_finding_is_told_in_the_page_and_names_what_there_is() -> None:
     findings = read()
     assert [one.id for one in findings] == re.findall(r"^### ([A-Z]+\d+):", page, flags=re.MULTILINE)
     for one in findings:
-        assert one.engine in {*recipes(), "transformers"}
+        assert one.engine in recipes()
         assert set(one.cells) <= {ANY, *LANES}
         assert {name for names in one.cells.values() for name in names} <= {*catalogue(), *INVARIANTS}

@@ -10,14 +10,15 @@ Words = dict[str, Any]
 """Plain JSON values, as the worker of that engine wants them."""
 
 
-def refuse_setup(setup: EngineSetup, engine: str, *more: tuple[str, object, str]) -> None:
+def refuse_setup(setup: EngineSetup, engine: str, *more: tuple[str, object, str], float64: bool = False) -> None:
     """Raises `Refused` for the set-up fields that no engine of this kind has a word for, and for (name, value, reason)
-    of `more`; a value that is not asked for is false. `poison` is refused by none: it is the reference engine's own."""
+    of `more`; a value that is not asked for is false. `float64`: whether the engine has it. `poison` is refused by
+    none: it is the reference engine's own."""
     for name, wanted, reason in (
         ("batch_buckets", setup.batch_buckets, "batches are padded for CUDA graphs only; leave it empty"),
         ("snapshots", setup.snapshots, "its KV is not looked at; set it to False"),
         ("kernels", setup.kernels != "auto" and setup.kernels, "it chooses its kernels itself; set it to auto"),
-        ("dtype", setup.dtype == "float64" and setup.dtype, f"{engine} has no float64; use float32"),
+        ("dtype", setup.dtype == "float64" and not float64 and setup.dtype, f"{engine} has no float64; use float32"),
         *more,
     ):
         if wanted:

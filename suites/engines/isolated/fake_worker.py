@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.environ["WIRE"])
+sys.path.append(os.environ.get("OURS", ""))
 
 from wire import Refused, Wire, serve
 
@@ -80,6 +82,10 @@ class Served:
         if FAULT == "flood":
             for _ in range(3000):
                 os.write(1, b"x" * 10_000 + b"\n")
+        if FAULT == "sees_ours":
+            found = [find_spec(name) for name in ("harness", "kernels")]
+            ours = [spec.origin for spec in found if spec and str(spec.origin).startswith(os.environ["OURS"])]
+            raise ValueError(f"seen: {ours}")
         if FAULT == "raise":
             raise ValueError("tensor sizes do not match")
         if FAULT == "raise_on_long" and max(len(one["prompt_token_ids"]) for one in order["requests"]) >= 3:

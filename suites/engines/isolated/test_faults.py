@@ -217,6 +217,12 @@ def test_a_worker_sees_nothing_of_ours(make: Make, monkeypatch: pytest.MonkeyPat
     engine.close()
 
 
+def test_a_worker_finds_no_package_of_ours(make: Make) -> None:
+    """`kernels` is a public package's name. Neither a path nor what an editable installation leaves leads to ours."""
+    with pytest.raises(EngineFailure, match=r"seen: \[\]"):
+        run(make("sees_ours", OURS=str(WORKERS.parents[2])))
+
+
 def test_what_every_engine_needs_is_imported_once(make: Make) -> None:
     """Engines are forks of one process that has it."""
     factory = make()
