@@ -134,7 +134,8 @@ def _length(kind: str) -> int:
 
 
 def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
-    """A seeded request of every kind, one with three samples, and greedy ones among them; all with logprobs."""
+    """A seeded request of every kind, one with three samples, one that is long and cold enough to repeat itself, as
+    drafts that are looked up need it, and greedy ones among them; all with logprobs."""
     requests = []
     for number, (kind, sampling) in enumerate(kinds(claimed, ids=ids).items()):
         seeded = replace(
@@ -154,6 +155,8 @@ def seeded_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
             )
     several = SamplingParams(temperature=1.0, seed=7, n=3, max_new_tokens=8, logprobs=5)
     requests.append(Request(request_id="several", prompt_token_ids=_prompt(ids, 5), sampling=several))
+    cold = SamplingParams(temperature=0.1, seed=8, max_new_tokens=24, logprobs=2)
+    requests.append(Request(request_id="cold", prompt_token_ids=_prompt(ids, 2), sampling=cold))
     fitted = [fit_request(request, claimed) for request in requests]
     return Batch(tuple(fitted), k=NUM_STEPS, changes=(("max_running", len(fitted) + 3),))
 

@@ -128,14 +128,15 @@ class Served:
         sequence = output.sequences[0].tolist()
         tokens = sequence[prompt.shape[1] :]
         greedy = not request["generate"]["do_sample"]
+        reason = self._finish_reason(request, output.sequences)
         return {
             "request_id": request["id"],
             "index": index,
             "prompt_token_ids": request["prompt_token_ids"],
             "token_ids": tokens,
-            "finish_reason": self._finish_reason(request, output.sequences),
+            "finish_reason": reason,
             "usage": {"prompt_tokens": prompt.shape[1], "completion_tokens": len(tokens)},
-            "text": self._text(request, tokens),
+            "text": self._text(request, tokens, reason),
             "logprobs": self._logprobs(request["logprobs"], tokens, output, watch, sequence),
             "prompt_logprobs": self._prompt_logprobs(request["prompt_logprobs"], prompt),
             "hidden_states": _hidden(output.hidden_states, tensors),
@@ -188,14 +189,15 @@ class Served:
             return "stop"
         return "length"
 
-    def _text(self, request: dict[str, Any], tokens: list[int]) -> str | None:
+    def _text(self, request: dict[str, Any], tokens: list[int], reason: str) -> str | None:
         """Decoded without special tokens; what stopped the request is not part of it."""
         ended = bool(tokens) and tokens[-1] in self.target.stop_ids(request)
         text: str | None = self.target.decode(tokens[:-1] if ended else tokens)
-        if text is None:
-            return None
-        strings = request["generate"]["stop_strings"] or ()
-        return text[: min((place for stop in strings if (place := text.find(stop)) >= 0), default=len(text))]
+        if text is None or ended or reason != "stop":
+            return text
+        # The last place: one that was passed over is part of what was delivered.
+        strings = request["generate"]["stop_strings"]
+        return text[: min((place for stop in strings if (place := text.rfind(stop)) >= 0), default=len(text))]
 
     def _logprobs(self, num_top: int | None, tokens: list[int], output: Any, watch: Any, sequence: list[int]) -> Any:
         if num_top is None:
