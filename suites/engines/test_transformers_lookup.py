@@ -129,7 +129,7 @@ def test_a_stop_string_that_ends_before_its_block_does(tmp_path: Path) -> None:
 
 
 def test_hidden_rows_of_the_first_block(plain: Engine, engine: Engine) -> None:
-    """As with a draft model: for drafts accepted in the first forward, transformers 5.24 hands out rows of the prompt."""
+    """As with a draft model: transformers 5.24 gives rows of the prompt for drafts accepted in the first forward."""
     prompt, asked = "xaaaa", {"hidden": True, "logit_bias": ((A, 1e4),), "max_new_tokens": 8}
     alone, done = only(plain, prompt, **asked).hidden_states, only(engine, prompt, **asked).hidden_states
     assert alone is not None
