@@ -155,12 +155,13 @@ class ScorecardCollector:
 
 
 def _blamed(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, ...]:
-    """Of several invariants that a test asks for, those that were found broken: the rest is judged by other tests."""
+    """What was found broken, whether the test asks for it or not: what it asks for beside that is judged by other
+    tests. All that it asks for where it failed in another way."""
     from harness.invariants.base import broken
 
     asked = invariant_ids(item)
-    found = set() if call.excinfo is None else set(broken(call.excinfo.value, asked))
-    return tuple(name for name in asked if name in found) or asked
+    found = () if call.excinfo is None else dict.fromkeys(broken(call.excinfo.value, asked))
+    return tuple(found) or asked
 
 
 def _refusal(item: pytest.Item, error: BaseException) -> str | None:
