@@ -94,6 +94,8 @@ RECIPE = Recipe(
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        # Two threads that look up n-grams spend hundreds of times as long on waiting for each other.
+        "NUMBA_NUM_THREADS": "1",
     },
 )
 
@@ -131,6 +133,7 @@ class VllmDialect:
             dead_end="goes_on",
             grammar_before_logprobs=True,
             stop_ids_end_grammars=True,
+            stop_ids_in_text=False,
             shows=_shown(setup.drafter),
             seeds_of_samples="consecutive",
         )

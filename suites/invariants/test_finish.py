@@ -128,6 +128,20 @@ def test_a_stop_string_within_min_new_tokens_does_not_count() -> None:
     assert_red(finish_1_alone(early, EOS, text_of), "FINISH-1", "does not end in a stop", request_id="b")
 
 
+def test_a_stop_id_that_the_text_leaves_out_completes_no_stop_string() -> None:
+    """Token 12 is a stop id, and the end of the stop string "fm"."""
+    words = asked(stop=("fm",), stop_token_ids=(12,))
+    for text, in_text in (("lk", True), ("lkf", False)):
+        run = both(words, ended(B[:4], text=text))(good_run())
+        for claim in (True, False):
+            claimed = replace(run, capabilities=replace(run.capabilities, stop_ids_in_text=claim))
+            found = finish_1_alone(claimed, EOS, text_of)
+            if claim == in_text:
+                assert found == []
+            else:
+                assert_red(found, "FINISH-1", "cut before the first stop string", request_id="b", got=text)
+
+
 BASELINE: list[tuple[str, Corruption, str, dict[str, Any]]] = [
     ("token", ended((11, 10, 5, 12, 15, 3), "length"), "tokens differ", {"row": 5, "position": 10, "expected": 14}),
     ("short", ended(B[:3], "length"), "tokens differ", {"row": 3, "expected": 12, "got": "the end"}),
