@@ -62,7 +62,8 @@ def test_rows_of_sampled_requests_in_every_place_of_a_block(lane: Lane, method: 
     """Accepted, recovered and bonus tokens, at each depth, of requests with every processor; prompts and n best too."""
     run = run_sampled(lane, sampled_batch(lane, method), method)
     lane.check(logp_1(run, lane.target("law").logprobs))
-    if lane.speculative:
+    # Where the coins are the engine's own, nobody can say which places they reach.
+    if lane.speculative and lane.capabilities.grey_box:
         depth = NUM_STEPS if lane.spec.max_k is None else min(NUM_STEPS, lane.spec.max_k)
         due = {*((place, kind) for place in range(depth) for kind in ("accepted", "recovered")), (depth, "bonus")}
         assert covered(run) >= due
