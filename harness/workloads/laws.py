@@ -179,14 +179,16 @@ def filtered_batch(claimed: frozenset[str], ids: Sequence[int]) -> Batch:
 
 
 def copies(claimed: frozenset[str], ids: Sequence[int], max_new_tokens: int = 28) -> tuple[Request, ...]:
-    """Four requests that differ in their ids alone, without a seed, and one with samples, where an engine has them."""
+    """Four requests that differ in their ids alone, without a seed, and some with samples, where an engine has them:
+    one without a seed, and one with a seed, if there is such a thing."""
     free = next(iter(kinds(claimed, ("plain",)).values()))
     free = replace(free, max_new_tokens=max_new_tokens)
     prompt = _prompt(ids, 1)
     twins = [Request(request_id=f"twin-{i}", prompt_token_ids=prompt, sampling=free) for i in range(4)]
     if "n" in claimed:
-        samples = replace(free, n=3, seed=11 if "seed" in claimed else None)
-        twins.append(Request(request_id="samples", prompt_token_ids=prompt, sampling=samples))
+        for seed in (None, 11) if "seed" in claimed else (None,):
+            samples = replace(free, n=3, seed=seed)
+            twins.append(Request(request_id=f"samples-{seed}", prompt_token_ids=prompt, sampling=samples))
     return tuple(twins)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 
 from harness.invariants import count_1, count_2, count_2_blocks
 from harness.workloads.lane import Lane
+from harness.workloads.lives import LIVES
 from harness.workloads.scenarios import plain
 from harness.workloads.strategies import Batch
 from suites.conformance.arrange import ANY_BATCH, WALK, RecordExamples, scenarios
@@ -34,6 +35,18 @@ def test_rows_per_token_in_scenarios(lane: Lane, record_examples: RecordExamples
 def test_nothing_is_billed_as_cached_without_a_cache(lane: Lane) -> None:
     requests = plain(WALK, (24, 24, 3), (4, 4, 4))
     lane.check(count_1(lane.run(requests, prefix_cache=False, page_size=4)))
+
+
+@pytest.mark.invariant("COUNT-1")
+def test_what_is_computed_again_is_not_billed_as_cached(lane: Lane) -> None:
+    """A resumed request finds pages that it has left behind itself: its prompt was computed for it all the same."""
+    lane.needs("preempt")
+    requests = plain(WALK, (13, 9), (24, 24))
+    actions = LIVES["preempt"](requests, 3)
+    run, calm = (lane.run(requests, actions=taken, page_size=4) for taken in (actions, ()))
+    lane.check(count_1(run))
+    billed, right = ({done.request_id: done.usage for done in its.completions} for its in (run, calm))
+    assert billed == right
 
 
 @pytest.mark.invariant("COUNT-2")

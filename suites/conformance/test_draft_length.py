@@ -105,6 +105,20 @@ def test_acceptance_is_the_same_after_steps_without_drafts(lane: Lane) -> None:
     assert silent == list(range(3, 3 + k + 1)) < [runs[1].steps[-1].step], "nothing was drafted after the pause"
 
 
+@pytest.mark.invariant("ACCEPT-1", "EQUAL-1")
+def test_the_length_is_kept_over_a_sleep(lane: Lane) -> None:
+    """Set before, and while the engine is asleep."""
+    lane.grey_box()
+    lane.needs("set_num_steps", "sleep", "wake")
+    words = words_of(lane)
+    requests = plain(words, (2, 5), (12, 14))
+    for asleep in (False, True):
+        sleep: tuple[Action, ...] = (Action(step=0, name="sleep"), Action(step=1, name="wake"))
+        actions = sorted((*sleep, *changing(lane, (int(asleep), 0 if lane.spec.max_k else 2))), key=lambda a: a.step)
+        run = lane.run(requests, actions=actions, family=words.family, k=K)
+        lane.check(deserves(lane, run, words.family) + equal_1(run, lane.baseline(requests, family=words.family)))
+
+
 @pytest.mark.invariant("STATE-1")
 def test_state_after_steps_without_drafts(lane: Lane) -> None:
     lane.grey_box()

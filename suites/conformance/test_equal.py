@@ -14,6 +14,7 @@ from harness.invariants.compare import first_difference, token_at
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.laws import processors
+from harness.workloads.lives import one_after_another
 from harness.workloads.scenarios import plain, ragged_eight, ragged_five, tiny_pool_preemption
 from harness.workloads.strategies import Batch
 from harness.workloads.vocabulary import Vocabulary
@@ -100,21 +101,63 @@ def test_with_and_without_in_scenarios(lane: Lane, record_examples: RecordExampl
         record_examples(1)
 
 
-@pytest.mark.invariant("EQUAL-1")
-def test_processors_with_and_without(lane: Lane) -> None:
+def processed(trunk: tuple[int, ...] = ()) -> Batch:
     """A request for each processor where tokens are so close that it decides what comes. Where the target is sure of
     itself a penalty that is forgotten, or counts too much, shows nothing."""
     requests = tuple(
         Request(
             request_id=name,
-            prompt_token_ids=(*LAW_IDS, *LAW.prompt(2, place)),
+            prompt_token_ids=(*trunk, *LAW_IDS, *LAW.prompt(2, place)),
             sampling=SamplingParams(**{**fields, "temperature": 0.0, "max_new_tokens": 20}),
         )
         for place, (name, fields) in enumerate((processors(LAW_IDS) | STRONG).items())
     )
-    batch = Batch(requests, k=3, changes=(("max_running", len(requests)),))
+    return Batch(requests, k=3, changes=(("max_running", len(requests)),))
+
+
+@pytest.mark.invariant("EQUAL-1")
+def test_processors_with_and_without(lane: Lane) -> None:
+    batch = processed()
     run = lane.run_batch(batch, family=LAW.family)
     lane.check(equal_1(run, lane.run_batch(batch, family=LAW.family, speculative=False)))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_processors_behind_a_prefix_hit(lane: Lane) -> None:
+    """What was not computed for a request is a part of its history as well."""
+    batch = processed(LAW.prompt(9, 3))
+    cold = lane.run_batch(batch, family=LAW.family)
+    warm = lane.run_batch(replace(batch, warm=True), family=LAW.family, page_size=4)
+    if lane.capabilities.grey_box:
+        assert all(done.usage.cached_tokens >= 8 for done in warm.completions)
+    lane.check(equal_2(cold, warm, name="warm"))
+
+
+@pytest.mark.invariant("EQUAL-2")
+def test_processors_behind_preemptions(lane: Lane) -> None:
+    """What a resumed request has said stays its output: it does not come to be a part of its prompt."""
+    lane.needs("preempt")
+    batch = lane.fit(processed())
+    setup: dict[str, Any] = {"family": LAW.family, "k": batch.k, **batch.setup}
+    again_and_again = one_after_another(batch.requests, ["preempt"] * 4, start=2, gap=2)
+    run = lane.run(batch.requests, actions=again_and_again, **setup)
+    lane.check(equal_2(lane.run(batch.requests, **setup), run, name="preempted"))
+
+
+@pytest.mark.invariant("EQUAL-1")
+def test_bad_words_of_several_tokens(lane: Lane) -> None:
+    """Pieces of what the target would say, of 2 to 5 tokens, so that they lie across drafts and blocks in every way."""
+    lane.needs("bad_words")
+    requests = []
+    for length in range(2, 6):
+        for start in range(4):
+            prompt = WALK.prompt(3, start)
+            said = WALK.continue_(prompt, 4 + start + length)
+            sampling = SamplingParams(max_new_tokens=14, bad_words=(said[start : start + length],))
+            requests.append(Request(request_id=f"{length}/{start}", prompt_token_ids=prompt, sampling=sampling))
+    batch = Batch(tuple(requests), k=4, changes=(("max_running", len(requests)),))
+    run = lane.run_batch(batch)
+    lane.check(equal_1(run, lane.run_batch(batch, speculative=False)))
 
 
 @pytest.mark.invariant("EQUAL-2")

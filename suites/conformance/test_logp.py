@@ -124,3 +124,20 @@ def test_equal_probabilities_are_no_order(lane: Lane) -> None:
     lane.check(logp_1(run, law))
     ties = torch.unique(law(COIN_IDS), return_counts=True)[1].max()
     assert int(ties) == 13
+
+
+@pytest.mark.invariant("LOGP-1")
+def test_as_many_of_the_best_as_each_has_asked_for(lane: Lane) -> None:
+    """Another number for each, 0 and nothing among them, of the prompt and of the output; the second time all of the
+    prompts are in the prefix cache, and their rows come all the same."""
+    lane.needs("logprobs", "prompt_logprobs")
+    requests = [
+        replace(request, sampling=replace(request.sampling, prompt_logprobs=prompt, logprobs=output))
+        for request, prompt, output in zip(
+            plain(LAW, (9, 12, 9, 3, 10), (5, 4, 6, 5, 4)), (1, 0, None, 4, 0), (0, 3, 1, None, 5), strict=True
+        )
+    ]
+    run = lane.run(requests, family="law", warm=True, page_size=4)
+    lane.check(logp_1(run, lane.target("law").logprobs))
+    if lane.capabilities.grey_box:
+        assert run.of("q2").usage.cached_tokens > 0, "nothing was cached"

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.contract import Refused, Request, Run, SamplingParams
-from harness.invariants import accept_1, alias_1, alias_2, count_1, equal_2, kv_1, sched_2
+from harness.contract.request import PooledRows
+from harness.invariants import accept_1, alias_1, alias_1_pooled, alias_2, count_1, equal_2, kv_1, sched_2
 from harness.workloads.lane import Lane, step_bound
 from harness.workloads.strategies import tight_pool
 from suites.conformance.arrange import ROWS
@@ -95,3 +96,14 @@ def test_samples_earn_what_one_request_earns(lane: Lane) -> None:
     greedy = replace(run, requests=run.requests[:1], completions=run.completions[:2], steps=())
     solo = lane.run(as_requests(run.requests[0])[:1], family=ROWS.family, k=K)
     lane.check(accept_1(greedy, {"greedy": solo.completions[0].accept_lens or ()}))
+
+
+@pytest.mark.invariant("ALIAS-1", "ALIAS-2")
+@pytest.mark.parametrize("which", ["output", "both"])
+def test_every_sample_has_a_mean_of_its_own(lane: Lane, which: PooledRows) -> None:
+    """Samples begin with one prompt and go on with other tokens: the rows of one count for no other."""
+    lane.needs("n", "seed", "pooled_hidden")
+    request = replace(requests()[1], pooled_hidden=which)
+    run = lane.run((request,), family=ROWS.family, k=K)
+    assert len({done.token_ids for done in run.completions}) > 1, "samples of one request are all alike"
+    lane.check(alias_1_pooled(run, lane.rows(ROWS.family)) + alias_2(run))
