@@ -19,6 +19,7 @@ from harness.workloads.scenarios import (
     forked_prefix,
     one_token,
     overlap_buckets,
+    plain,
     ragged_eight,
     repeats,
     short_prompts,
@@ -26,7 +27,7 @@ from harness.workloads.scenarios import (
     warm_prefix,
 )
 from harness.workloads.strategies import Batch
-from suites.conformance.arrange import BARE_BATCH, ROW_BATCH, ROWS, WALK, MakeBatch, offering, scenarios
+from suites.conformance.arrange import BARE_BATCH, DRAWING, ROW_BATCH, ROWS, WALK, MakeBatch, offering, scenarios
 from suites.registration import suite
 from suites.tiers import tiered
 
@@ -90,6 +91,23 @@ def test_texts_that_repeat(lane: Lane, family: str, k: int) -> None:
     """What such drafters live on; `suites/known_answer` holds that acceptance covers 0..k here."""
     run = lane.run_batch(replace(repeats(vocabulary(family)), k=k), family=family)
     lane.check(deserves(lane, run, family))
+
+
+@pytest.mark.invariant("ACCEPT-1")
+@pytest.mark.drafters(*DRAWING)
+def test_greedy_requests_among_sampled_ones(lane: Lane) -> None:
+    """Where drafts are drawn, those of a greedy request are the drafter's best all the same, whoever else is there."""
+    lane.needs("temperature")
+    words = vocabulary("law")
+    requests = plain(words, (4, 7, 3, 5), (14, 14, 14, 14))
+    hot = [
+        replace(r, request_id=f"hot{i}", sampling=replace(r.sampling, temperature=2.0)) for i, r in enumerate(requests)
+    ]
+    mixed = [request for pair in zip(requests, hot, strict=True) for request in pair]
+    run = lane.run(mixed, family=words.family, draft_sample_method="probabilistic")
+    greedy = tuple(done for done in run.completions if run.request(done.request_id).sampling.greedy)
+    calm = replace(run, requests=requests, completions=greedy, steps=())
+    lane.check(deserves(lane, calm, words.family))
 
 
 @pytest.mark.invariant("ACCEPT-2")

@@ -277,3 +277,25 @@ def test_trees(lane: Lane) -> None:
     for snapshot in (snapshot for step in run.steps for snapshot in step.snapshots):
         assert snapshot.recurrent_state is not None
         assert torch.equal(snapshot.recurrent_state[:, 1].double(), target.state(snapshot.token_ids[:-1])[:, 1])
+
+
+@pytest.mark.invariant("EQUAL-1")
+@pytest.mark.drafters("STANDALONE", "MTP")
+def test_the_next_turn_behind_trees(lane: Lane) -> None:
+    """A page that an accepted path has filled is found with the state at the end of that path, not with the one of
+    the node that stands in its place in the window. Pages of one token: every node that is accepted ends one."""
+    lane.grey_box()
+    requests = plain(HYBRID, (3, 6, 2), (16, 14, 18))
+    setup = lane.setup(family=HYBRID.family, k=3, page_size=1)
+    assert setup.drafter is not None
+    tree = replace(setup, drafter=replace(setup.drafter, topk=2, num_draft_tokens=9))
+    with lane.start_setup(tree) as engine:
+        said = engine.run(requests).completions
+        for cut in (4, 1):
+            turn = tuple(
+                replace(r, prompt_token_ids=(*r.prompt_token_ids, *d.token_ids[:-cut]))
+                for r, d in zip(requests, said, strict=True)
+            )
+            run = engine.run(turn)
+            lane.check(strayed(run, HYBRID))
+            assert all(done.usage.cached_tokens >= len(done.prompt_token_ids) - 4 for done in run.completions)

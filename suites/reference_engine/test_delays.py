@@ -99,6 +99,16 @@ def test_late_results(lane: Lane, make: MakeBatch, delay: str) -> None:
         bare(run, lane.drafter("census"))
 
 
+@pytest.mark.drafters("none", "EAGLE", "EAGLE-tree")
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_late_results_at_the_end_of_the_context(lane: Lane, page_size: int) -> None:
+    """Launches that were on their way when a request ended run past its end, and into nobody else's memory."""
+    requests = plain(CENSUS, (9, 7, 5, 3), (15, 17, 19, 21))
+    batch = Batch(requests, k=3, changes=(("context_length", 24), ("max_running", 4), ("page_size", page_size)))
+    run = late_run(lane, batch, "always late")
+    check(kv_1(run) + equal_1(run, lane.run_batch(batch, family="census", speculative=False)))
+
+
 @pytest.mark.drafters("EAGLE")
 def test_results_in_the_wrong_order_are_seen(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     process = LLMEngine._process

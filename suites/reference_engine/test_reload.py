@@ -173,6 +173,20 @@ def test_one_of_two_that_has_changed(live: Callable[[str], Live], name: str, cha
     ]
 
 
+def test_what_the_ids_of_a_drafter_mean_is_read_again(live: Callable[[str], Live]) -> None:
+    """The same draft head with its rows in reverse order, and `d2t` with them: integers are weights like others."""
+    it = live("EAGLE3")
+    requests = asked(closed_form(it.lane, new=False))
+    right = [done.accept_lens for done in it.run(requests).completions]
+    file = it.directory / it.lane.folder / "model.safetensors"
+    weights = load_file(file)
+    places = torch.arange(len(weights["d2t"]))
+    ids = (weights["d2t"] + places).flip(0)
+    turned = {"lm_head.weight": weights["lm_head.weight"].flip(0).contiguous(), "d2t": ids - places}
+    save_file(weights | turned, file, metadata={"format": "pt"})
+    assert [done.accept_lens for done in it.run(requests, "reload_drafter").completions] == right
+
+
 def test_layers_that_come_with_the_target_can_be_read_alone(live: Callable[[str], Live]) -> None:
     """The target stays what it was: the text is the old one's, and the drafts are not."""
     it = live("MTP")
