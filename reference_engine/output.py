@@ -38,7 +38,10 @@ class Detokenizer:
 
     def __init__(self, model: Path) -> None:
         file = model / "tokenizer.json"
-        self.tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"{file}: is no tokenizer ({error}); it is damaged, copy it again") from error
 
     def text(self, token_ids: list[int]) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -17,7 +17,7 @@ from reference_engine.cache.kv import KVCache, attention_context
 from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters.base import Drafting, InputShadow, LogitsDrafter, Proposal, ProposeInputs
 from reference_engine.model.causal_lm import CausalLM
-from reference_engine.model.config import ModelConfig, read_raw
+from reference_engine.model.config import ModelConfig, integers, read_raw
 from reference_engine.model.layers import DecoderLayer, Linear, RotaryEmbedding, rms_norm
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
@@ -128,6 +128,8 @@ def _read(model: ModelConfig, target: ModelConfig) -> tuple[int, int, list[int]]
         if not fits:
             raise ValueError(f"{model.path}: {name}={value!r}: {right}")
 
+    check("dflash_config", dflash, isinstance(dflash, dict), "must be an object")
+
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(model, name), getattr(target, name)
         check(name, ours, ours == theirs, f"must equal the target's {theirs}, whose embeddings and head are shared")
@@ -140,7 +142,7 @@ def _read(model: ModelConfig, target: ModelConfig) -> tuple[int, int, list[int]]
     mask, layers = dflash.get("mask_token_id"), dflash.get("target_layer_ids")
     fits = isinstance(mask, int) and 0 <= mask < target.vocab_size
     check("dflash_config.mask_token_id", mask, fits, f"must be an id of the target's vocabulary ({target.vocab_size})")
-    fits = bool(layers) and all(0 <= layer < target.num_layers for layer in layers or ())
+    fits = bool(layers) and integers(layers, 0, target.num_layers)
     last = target.num_layers - 1
     check("dflash_config.target_layer_ids", layers, fits, f"must name layers of the target, 0..{last}")
     assert isinstance(block_size, int)

@@ -20,7 +20,7 @@ from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters.base import Drafting, Proposal, ProposeInputs
 from reference_engine.drafters.last_row import LastRowDrafter, last_positions
 from reference_engine.model.causal_lm import CausalLM
-from reference_engine.model.config import ModelConfig, read_raw
+from reference_engine.model.config import ModelConfig, integers, read_raw
 from reference_engine.model.layers import MLP, Linear, Rotary, RotaryEmbedding, apply_rotary, attend, rms_norm
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
@@ -122,7 +122,7 @@ def _kv_layer_ids(model: ModelConfig, target: ModelConfig) -> tuple[int, ...]:
         raise ValueError(f"{model.path}: backbone_hidden_size={backbone} must equal the target's {target.hidden_size}")
     last = target.num_layers - 1
     layers = read_raw(model.path).get("target_kv_layer_ids", [last] * model.num_layers)
-    if len(layers) != model.num_layers or any(not 0 <= layer <= last for layer in layers):
+    if not integers(layers, 0, target.num_layers) or len(layers) != model.num_layers:
         right = f"must name {model.num_layers} of the target's layers 0..{last}, one for each of the assistant's"
         raise ValueError(f"{model.path}: target_kv_layer_ids={layers}: {right}")
     return tuple(layers)

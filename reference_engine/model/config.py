@@ -11,6 +11,8 @@ value_dim]. `reference_engine.model.recurrent` says what is computed.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +76,23 @@ def read_raw(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ValueError(f"model={str(path)!r}: no config.json there; give the folder of a Hugging Face checkpoint")
-    raw: dict[str, Any] = json.loads(file.read_text())
+    return read_object(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError that names the file when it holds none."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: is no JSON ({error}); it is damaged, copy it again") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file}: holds a {type(raw).__name__}, must be an object with the keys of a configuration")
     return raw
+
+
+def integers(value: object, least: int, below: int) -> bool:
+    """Whether it is a list of integers from `least` on, all below `below`."""
+    return isinstance(value, list) and all(type(one) is int and least <= one < below for one in value)
 
 
 class _Reader:
@@ -92,9 +109,53 @@ class _Reader:
             raise self.fail(key, "must be a positive integer")
         return value
 
+    def count(self, key: str) -> int:
+        """0 where it is left out."""
+        value = self.raw.get(key) or 0
+        if type(value) is not int or value < 0:
+            raise self.fail(key, "must be an integer from 0 on")
+        return value
+
+    def positive(self, key: str, value: object) -> float:
+        if type(value) not in (int, float) or not 0 < float(str(value)) < math.inf:
+            raise self.fail(key, "must be a positive number")
+        return float(str(value))
+
+    def part(self, key: str) -> dict[str, Any]:
+        """An object within the configuration; empty where it is left out."""
+        value = self.raw.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.fail(key, "must be an object, or left out")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.raw.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, "must be true or false")
+        return value
+
+    def eos(self, vocab_size: int) -> tuple[int, ...]:
+        value = self.raw.get("eos_token_id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not integers(ids, 0, vocab_size):
+            raise self.fail("eos_token_id", f"must be ids in 0..{vocab_size - 1}, the vocabulary, or left out")
+        return tuple(ids)
+
+    def aux(self) -> tuple[int, ...]:
+        """Layers whose input EAGLE3 reads. SGLang counts from the output of a layer, we (as vLLM) from the input of the
+        next one."""
+        key = "eagle_aux_hidden_state_layer_ids"
+        own, others = self.raw.get(key), self.part("eagle_config").get(key)
+        ids, shift = (own, 0) if own is not None else (others or [], 1)
+        if not integers(ids, -shift, sys.maxsize):
+            raise ValueError(f"{self.path / 'config.json'}: {key}={ids!r}: must list layers of the target")
+        return tuple(layer + shift for layer in ids)
+
     def read(self) -> ModelConfig:
         raw = self.raw
         names = raw.get("architectures") or ["(none)"]
+        if not isinstance(names, list):
+            raise self.fail("architectures", "must be a list with one name")
         architecture = names[0]
         if architecture in HEADS:
             raise self.fail("architectures", "is a set of draft heads, not a model")
@@ -111,43 +172,38 @@ class _Reader:
         kv_heads = self.size("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.fail("num_key_value_heads", f"must divide num_attention_heads ({heads})")
-        head_dim = raw.get("head_dim") or hidden // heads
+        head_dim = self.size("head_dim") if raw.get("head_dim") is not None else hidden // heads
         if head_dim % 2:
             raise self.fail("head_dim", "must be even for rotary embeddings")
         qwen2 = architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM", HYBRID)
-        attention_bias = bool(raw.get("attention_bias", qwen2))
+        attention_bias = self.flag("attention_bias", qwen2)
         theta, scaling = self.rope()
-        eagle = raw.get("eagle_config") or {}
-        aux = raw.get("eagle_aux_hidden_state_layer_ids")
-        if aux is None and "eagle_aux_hidden_state_layer_ids" in eagle:
-            # SGLang counts from the output of a layer, we (as vLLM) from the input of the next one.
-            aux = [layer + 1 for layer in eagle["eagle_aux_hidden_state_layer_ids"]]
-        eos = raw.get("eos_token_id")
+        vocab_size = self.size("vocab_size")
         has_mtp = architecture in ("MiMoForCausalLM", HYBRID)
         return ModelConfig(
             path=self.path,
             architecture=architecture,
-            vocab_size=self.size("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden,
             intermediate_size=self.size("intermediate_size"),
             num_layers=self.size("num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=self.positive("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
             max_positions=self.size("max_position_embeddings", 2048),
             qkv_bias=attention_bias,
             o_bias=attention_bias and not qwen2,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=self.flag("mlp_bias"),
             qk_norm=architecture in ("Qwen3ForCausalLM", "DFlashDraftModel"),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-            num_mtp_layers=int(raw.get("num_nextn_predict_layers", 0)) if has_mtp else 0,
-            draft_vocab_size=int(raw.get("draft_vocab_size") or 0),
-            aux_layer_ids=tuple(aux or ()),
-            target_hidden_size=int(raw.get("target_hidden_size") or hidden),
+            tie_word_embeddings=self.flag("tie_word_embeddings"),
+            eos_token_ids=self.eos(vocab_size),
+            num_mtp_layers=self.count("num_nextn_predict_layers") if has_mtp else 0,
+            draft_vocab_size=self.count("draft_vocab_size"),
+            aux_layer_ids=self.aux(),
+            target_hidden_size=self.count("target_hidden_size") or hidden,
             **(self.recurrent() if architecture == HYBRID else {}),
         )
 
@@ -160,9 +216,10 @@ class _Reader:
 
     def rope(self) -> tuple[float, dict[str, Any]]:
         """Rotary base and scaling, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters)."""
-        parameters = dict(self.raw.get("rope_parameters") or {})
-        scaling = dict(self.raw.get("rope_scaling") or parameters)
-        theta = float(parameters.get("rope_theta", self.raw.get("rope_theta", 10000.0)))
+        parameters = self.part("rope_parameters")
+        scaling = self.part("rope_scaling") or parameters
+        where = "rope_parameters" if "rope_theta" in parameters else "rope_theta"
+        theta = self.positive(where, parameters.get("rope_theta", self.raw.get("rope_theta", 10000.0)))
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in ("default", "linear", "llama3"):
             key = "rope_scaling" if self.raw.get("rope_scaling") else "rope_parameters"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+
+from reference_engine.model.config import read_object
 
 SINGLE_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
 """Names of a checkpoint in one file, in order of preference; the second is that of FasterDecoding's heads."""
@@ -28,9 +29,17 @@ class Checkpoint:
         self._tensors: dict[str, torch.Tensor] = {}
         self._taken: set[str] = set()
         for file in self._files():
+            self._read(file)
+
+    def _read(self, file: Path) -> None:
+        try:
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118  # safe_open is not a mapping
                     self._tensors[name] = handle.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file}: is no whole safetensors file ({error}); it was cut or damaged, copy it again"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -61,8 +70,16 @@ class Checkpoint:
     def _files(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
         if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return [self.path / name for name in names]
+            names = read_object(index).get("weight_map")
+            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+                raise ValueError(f"{index}: weight_map={names!r}: must say for each tensor which file holds it")
+            files = [self.path / name for name in sorted(set(names.values()))]
+            missing = [file.name for file in files if not file.is_file()]
+            if missing:
+                raise ValueError(
+                    f"{index}: weight_map names {', '.join(missing[:5])}: no such file beside it; copy it, too"
+                )
+            return files
         for name in SINGLE_FILES:
             if (self.path / name).is_file():
                 return [self.path / name]
