@@ -37,14 +37,14 @@ class KVLayer:
         self.backend = backend
         self.slots = pages.flatten(1, 2)
 
-    def write(self, pages: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
-        """rows [n, 2 * kv_heads, head_dim] into pages [n] at offsets [n]."""
-        self.pages[:, pages, offsets] = rows.transpose(0, 1)
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """rows [n, 2 * kv_heads, head_dim] into slots [n]."""
+        self.slots.index_copy_(1, slots, rows.transpose(0, 1))
 
-    def gather(self, pages: torch.Tensor) -> torch.Tensor:
-        """pages [N, n] -> [2 * kv_heads, N, n * page_size, head_dim]."""
-        read = self.pages.index_select(1, pages.flatten())
-        return read.view(len(read), *pages.shape, *read.shape[2:]).flatten(2, 3)
+    def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """pages [N, n] -> keys and values, [N, kv_heads, n * page_size, head_dim] each."""
+        read = self.pages.index_select(1, pages.view(-1))
+        return read.view(2, len(read) // 2, len(pages), -1, read.shape[3]).transpose(1, 2).unbind()
 
 
 class KVCache:
@@ -94,28 +94,19 @@ class AttentionContext:
     """Where one forward pass writes and what each query may see; shared by all layers.
 
     `cache_positions` [N, Q] are places in the request's pages, `positions` [N, Q] the rotary ones. Row i of the pass
-    goes to write_pages[i] at write_offsets[i] ([N * Q] each); `read_pages` [N, pages]; `bias` [N, Q, columns] over the
-    slots of these pages in order: 0 where a query may look, -inf elsewhere. The window is that of `attention_context`.
+    goes to write_slots[i] ([N * Q]); `read_pages` [N, pages], contiguous; `bias` [N, 1, Q, columns] over the slots of
+    these pages in order: 0 where a query may look, -inf elsewhere. The window is that of `attention_context`.
     `recurrent`: the states that recurrent layers start from and leave, for a model that has such layers.
     """
 
     cache_positions: torch.Tensor
     positions: torch.Tensor
-    write_pages: torch.Tensor
-    write_offsets: torch.Tensor
+    write_slots: torch.Tensor
     read_pages: torch.Tensor
     bias: torch.Tensor
     window_start: torch.Tensor | None = None
     window_mask: torch.Tensor | None = None
     recurrent: RecurrentPass | None = None
-
-    def write_slots(self, page_size: int) -> torch.Tensor:
-        """[N * Q]: where the rows of the pass go."""
-        return self.write_pages * page_size + self.write_offsets
-
-    def grouped_bias(self, group: int) -> torch.Tensor:
-        """[1, N, group * Q, columns]: the bias of a key head that serves `group` query heads."""
-        return self.bias[:, None].expand(-1, group, -1, -1).flatten(1, 2)[None]
 
 
 def places(
@@ -152,9 +143,9 @@ def attention_context(
     """
     if valid is not None:
         cache_positions = torch.where(valid, cache_positions, 0)
-    write_pages, write_offsets = places(block_table, cache_positions, cache.page_size)
+    write_slots = slots_of(block_table, cache_positions, cache.page_size)
     if valid is not None:
-        write_pages = torch.where(valid, write_pages, NULL_PAGE)
+        write_slots = torch.where(valid, write_slots, NULL_PAGE * cache.page_size)
     columns = torch.arange(num_pages * cache.page_size, device=block_table.device)
     if window_mask is None:
         mask = columns <= cache_positions[:, :, None]
@@ -167,10 +158,9 @@ def attention_context(
     return AttentionContext(
         cache_positions=cache_positions,
         positions=cache_positions if positions is None else positions,
-        write_pages=write_pages.reshape(-1),
-        write_offsets=write_offsets.reshape(-1),
-        read_pages=block_table[:, :num_pages],
-        bias=torch.where(mask, 0.0, float("-inf")).to(cache.dtype),
+        write_slots=write_slots.view(-1),
+        read_pages=block_table[:, :num_pages].contiguous(),
+        bias=torch.where(mask, 0.0, float("-inf")).to(cache.dtype)[:, None],
         window_start=window_start,
         window_mask=window_mask,
     )

@@ -294,4 +294,4 @@ class ModelDrafter(LogitsDrafter):
 
     def remember(self, context: AttentionContext, token_ids: torch.Tensor, features: torch.Tensor) -> None:
         if self.shadow is not None:
-            self.shadow.remember(context.write_slots(self.cache.page_size), token_ids, features)
+            self.shadow.remember(context.write_slots, token_ids, features)

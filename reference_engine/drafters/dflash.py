@@ -18,7 +18,7 @@ from reference_engine.config import EngineConfig, pages_for, require
 from reference_engine.drafters.base import Drafting, InputShadow, LogitsDrafter, Proposal, ProposeInputs
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.model.config import ModelConfig, integers, read_raw
-from reference_engine.model.layers import DecoderLayer, Linear, RotaryEmbedding, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, RMSNorm, RotaryEmbedding
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
 
@@ -45,14 +45,13 @@ class DFlashDrafter(LogitsDrafter):
         # Auxiliary id i is what enters layer i, which is the output of the layer before.
         self.aux_layer_ids = tuple(layer + 1 for layer in layer_ids)
         self.target = target
-        self.eps = model.rms_norm_eps
         weights = Checkpoint(spec.model, config.torch_dtype, device)
         self.context_length = self.max_positions = model.max_positions
         hidden = model.hidden_size
         self.fc = Linear([weights.take("fc.weight", hidden, len(layer_ids) * target.config.hidden_size)])
-        self.hidden_norm = weights.take("hidden_norm.weight", hidden)
+        self.hidden_norm = RMSNorm(weights.take("hidden_norm.weight", hidden), model.rms_norm_eps)
         self.layers = [DecoderLayer(model, weights, f"layers.{i}") for i in range(model.num_layers)]
-        self.norm = weights.take("norm.weight", hidden)
+        self.norm = RMSNorm(weights.take("norm.weight", hidden), model.rms_norm_eps)
         weights.finish()
         self.rotary = RotaryEmbedding(model, num_positions, config.torch_dtype, device)
         self.cache = KVCache(config, model, model.num_layers)
@@ -67,7 +66,7 @@ class DFlashDrafter(LogitsDrafter):
         """Leaves the output rows of the mask tokens [N, k, hidden] as features."""
         self._write_context(inputs)
         if inputs.all_discarded or inputs.num_steps == 0:
-            outputs = inputs.hidden.new_zeros(len(inputs.rows), self.spec.num_steps, len(self.norm))
+            outputs = inputs.hidden.new_zeros(len(inputs.rows), self.spec.num_steps, len(self.norm.weight))
         else:
             outputs = self._run_block(inputs, next_token_ids)
         return Drafting(self.target.logits(outputs[:, 0]), outputs)
@@ -86,12 +85,12 @@ class DFlashDrafter(LogitsDrafter):
         valid = (columns < inputs.num_rows[:, None]) & (positions < self.context_length)
         num_pages = pages_for(inputs.max_seq_len, self.cache.page_size)
         context = attention_context(self.cache, inputs.block_table, positions, num_pages, valid=valid)
-        features = rms_norm(self.fc(inputs.hidden.flatten(0, 1)), self.hidden_norm, self.eps)
+        features = self.hidden_norm(self.fc(inputs.hidden.flatten(0, 1)))
         rotary = self.rotary(context.positions)
         for layer, cache in zip(self.layers, self.cache.layers, strict=True):
             layer.attention.write(features, rotary, context, cache)
         if self.shadow is not None:
-            self.shadow.remember(context.write_slots(self.cache.page_size), inputs.token_ids, features)
+            self.shadow.remember(context.write_slots, inputs.token_ids, features)
 
     def _run_block(self, inputs: ProposeInputs, next_token_ids: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1
@@ -114,7 +113,7 @@ class DFlashDrafter(LogitsDrafter):
         rotary = self.rotary(context.positions)
         for layer, cache in zip(self.layers, self.cache.layers, strict=True):
             x = layer(x, rotary, context, cache)
-        return rms_norm(x, self.norm, self.eps).view(len(start), size, -1)[:, 1:]
+        return self.norm(x).view(len(start), size, -1)[:, 1:]
 
 
 def _read(model: ModelConfig, target: ModelConfig) -> tuple[int, int, list[int]]:

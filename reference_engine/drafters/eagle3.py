@@ -10,7 +10,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.drafters.feature import FeatureDrafter
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.model.config import ModelConfig
-from reference_engine.model.layers import MLP, Attention, Linear, rms_norm
+from reference_engine.model.layers import MLP, Attention, Linear, RMSNorm
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
 
@@ -29,16 +29,16 @@ class Eagle3Drafter(FeatureDrafter):
         weights = Checkpoint(config.spec.model, config.torch_dtype, self.device)
         hidden, vocab = model.hidden_size, model.draft_vocab_size or model.vocab_size
         self.aux_layer_ids = model.aux_layer_ids
-        self.eps = model.rms_norm_eps
+        eps = model.rms_norm_eps
         own_embedding = weights.take_optional("embed_tokens.weight", model.vocab_size, hidden)
         self.embed_tokens = target.embed_tokens if own_embedding is None else own_embedding
         self.fc = Linear([weights.take("fc.weight", hidden, len(self.aux_layer_ids) * target.config.hidden_size)])
-        self.embed_norm = weights.take("midlayer.input_layernorm.weight", hidden)
-        self.feature_norm = weights.take("midlayer.hidden_norm.weight", hidden)
+        self.embed_norm = RMSNorm(weights.take("midlayer.input_layernorm.weight", hidden), eps)
+        self.feature_norm = RMSNorm(weights.take("midlayer.hidden_norm.weight", hidden), eps)
         self.attention = Attention(model, weights, "midlayer.self_attn", input_size=2 * hidden)
-        self.post_norm = weights.take("midlayer.post_attention_layernorm.weight", hidden)
+        self.post_norm = RMSNorm(weights.take("midlayer.post_attention_layernorm.weight", hidden), eps)
         self.mlp = MLP(model, weights, "midlayer.mlp")
-        self.norm = weights.take("norm.weight", hidden)
+        self.norm = RMSNorm(weights.take("norm.weight", hidden), eps)
         self.lm_head = Linear([weights.take("lm_head.weight", vocab, hidden)])
         self.target_ids = self._target_ids(weights, vocab, model.vocab_size)
         weights.finish()
@@ -76,13 +76,13 @@ class Eagle3Drafter(FeatureDrafter):
         self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int
     ) -> torch.Tensor:
         assert stage == 0
-        embedding = rms_norm(F.embedding(token_ids, self.embed_tokens), self.embed_norm, self.eps)
-        both = torch.cat([embedding, rms_norm(features, self.feature_norm, self.eps)], dim=-1)
+        embedding = self.embed_norm(F.embedding(token_ids, self.embed_tokens))
+        both = torch.cat([embedding, self.feature_norm(features)], dim=-1)
         x = self.attention(both, self.rotary(context.positions), context, self.cache.layers[0], residual=features)
-        return self.mlp(rms_norm(x, self.post_norm, self.eps), residual=x)
+        return self.mlp(self.post_norm(x), residual=x)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        normed = rms_norm(outputs, self.norm, self.eps)
+        normed = self.norm(outputs)
         logits = self.lm_head(normed.reshape(-1, normed.shape[-1])).view(*normed.shape[:-1], -1)
         return logits if logits.dtype == torch.float64 else logits.float()
 

@@ -21,7 +21,7 @@ from reference_engine.drafters.base import Drafting, Proposal, ProposeInputs
 from reference_engine.drafters.last_row import LastRowDrafter, last_positions
 from reference_engine.model.causal_lm import CausalLM
 from reference_engine.model.config import ModelConfig, integers, read_raw
-from reference_engine.model.layers import MLP, Linear, Rotary, RotaryEmbedding, apply_rotary, attend, rms_norm
+from reference_engine.model.layers import MLP, Linear, RMSNorm, Rotary, RotaryEmbedding, apply_rotary, attend
 from reference_engine.model.loader import Checkpoint
 from reference_engine.sampling.random import RandomSource
 
@@ -40,19 +40,19 @@ class _Layer:
     def __init__(self, config: ModelConfig, weights: Checkpoint, prefix: str) -> None:
         hidden, width = config.hidden_size, config.num_heads * config.head_dim
         self.shape = (-1, config.num_heads, config.head_dim)
-        self.eps = config.rms_norm_eps
-        self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", hidden)
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(weights.take(f"{prefix}.input_layernorm.weight", hidden), eps)
         biases = [weights.take(f"{prefix}.self_attn.q_proj.bias", width)] if config.qkv_bias else []
         self.q = Linear([weights.take(f"{prefix}.self_attn.q_proj.weight", width, hidden)], biases)
         biases = [weights.take(f"{prefix}.self_attn.o_proj.bias", hidden)] if config.o_bias else []
         self.o = Linear([weights.take(f"{prefix}.self_attn.o_proj.weight", hidden, width)], biases)
-        self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        self.post_norm = RMSNorm(weights.take(f"{prefix}.post_attention_layernorm.weight", hidden), eps)
         self.mlp = MLP(config, weights, f"{prefix}.mlp")
 
     def __call__(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> torch.Tensor:
-        query = apply_rotary(self.q(rms_norm(x, self.input_norm, self.eps)).view(self.shape), rotary)
+        query = apply_rotary(self.q(self.input_norm(x)).view(self.shape), rotary)
         x = self.o(attend(query, context, cache), residual=x)
-        return self.mlp(rms_norm(x, self.post_norm, self.eps), residual=x)
+        return self.mlp(self.post_norm(x), residual=x)
 
 
 class FrozenKVMTPDrafter(LastRowDrafter):
@@ -66,12 +66,11 @@ class FrozenKVMTPDrafter(LastRowDrafter):
         model, device = ModelConfig.load(spec.model), torch.device(config.device)
         self.kv_layer_ids = _kv_layer_ids(model, target.config)
         self.target = target
-        self.eps = model.rms_norm_eps
         weights = Checkpoint(spec.model, config.torch_dtype, device)
         hidden, backbone = model.hidden_size, target.config.hidden_size
         self.pre_projection = Linear([weights.take("pre_projection.weight", hidden, 2 * backbone)])
         self.layers = [_Layer(model, weights, f"model.layers.{i}") for i in range(model.num_layers)]
-        self.norm = weights.take("model.norm.weight", hidden)
+        self.norm = RMSNorm(weights.take("model.norm.weight", hidden), model.rms_norm_eps)
         self.post_projection = Linear([weights.take("post_projection.weight", backbone, hidden)])
         self.lm_head = Linear([weights.take("lm_head.weight", model.vocab_size, hidden)])
         weights.finish()
@@ -104,7 +103,7 @@ class FrozenKVMTPDrafter(LastRowDrafter):
         x = self.pre_projection(torch.cat([F.embedding(token_ids, self.target.embed_tokens), rows], dim=-1))
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rotary, context, cache)
-        x = rms_norm(x, self.norm, self.eps)
+        x = self.norm(x)
         logits = self.lm_head(x)
         return Drafting(logits if logits.dtype == torch.float64 else logits.float(), self.post_projection(x))
 

@@ -14,7 +14,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.drafters.base import Drafting, ProposeInputs
 from reference_engine.drafters.feature import FeatureDrafter
 from reference_engine.model.causal_lm import CausalLM
-from reference_engine.model.layers import DecoderLayer, Linear, Rotary, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, RMSNorm, Rotary
 from reference_engine.sampling.random import RandomSource
 
 
@@ -23,12 +23,12 @@ class _MTPLayer:
         config, weights = target.config, target.checkpoint
         assert weights is not None
         prefix, hidden = f"model.mtp_layers.{index}", config.hidden_size
-        self.eps = config.rms_norm_eps
-        self.embed_norm = weights.take(f"{prefix}.token_layernorm.weight", hidden)
-        self.feature_norm = weights.take(f"{prefix}.hidden_layernorm.weight", hidden)
+        eps = config.rms_norm_eps
+        self.embed_norm = RMSNorm(weights.take(f"{prefix}.token_layernorm.weight", hidden), eps)
+        self.feature_norm = RMSNorm(weights.take(f"{prefix}.hidden_layernorm.weight", hidden), eps)
         self.input_proj = Linear([weights.take(f"{prefix}.input_proj.weight", hidden, 2 * hidden)])
         self.block = DecoderLayer(config, weights, prefix)
-        self.final_norm = weights.take(f"{prefix}.final_layernorm.weight", hidden)
+        self.final_norm = RMSNorm(weights.take(f"{prefix}.final_layernorm.weight", hidden), eps)
 
     def __call__(
         self,
@@ -38,9 +38,9 @@ class _MTPLayer:
         context: AttentionContext,
         cache: KVLayer,
     ) -> torch.Tensor:
-        both = [rms_norm(features, self.feature_norm, self.eps), rms_norm(embedding, self.embed_norm, self.eps)]
+        both = [self.feature_norm(features), self.embed_norm(embedding)]
         x = self.block(self.input_proj(torch.cat(both, dim=-1)), rotary, context, cache)
-        return rms_norm(x, self.final_norm, self.eps)
+        return self.final_norm(x)
 
 
 class MTPDrafter(FeatureDrafter):

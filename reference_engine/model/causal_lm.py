@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from reference_engine.cache.kv import AttentionContext, KVCache
 from reference_engine.model.config import TARGETS, ModelConfig
-from reference_engine.model.layers import DecoderLayer, Linear, RotaryEmbedding, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, RMSNorm, RotaryEmbedding
 from reference_engine.model.loader import Checkpoint
 from reference_engine.model.recurrent import HybridLayer
 
@@ -37,7 +37,7 @@ class CausalLM:
             (HybridLayer if i in config.recurrent_layers else DecoderLayer)(config, weights, f"model.layers.{i}")
             for i in range(config.num_layers)
         ]
-        self.norm = weights.take("model.norm.weight", hidden)
+        self.norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
         tied = config.tie_word_embeddings and "lm_head.weight" not in weights
         self.lm_head = Linear([self.embed_tokens if tied else weights.take("lm_head.weight", vocab, hidden)])
         self.rotary = RotaryEmbedding(config, num_positions, dtype, device)
@@ -64,7 +64,7 @@ class CausalLM:
             x = layer(x, rotary, context, cache.layers[index])
         streams[len(self.layers)] = x
         aux = [streams[layer_id] for layer_id in aux_layer_ids]
-        hidden = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        hidden = self.norm(x)
         shape = (*input_ids.shape, -1)
         return hidden.view(shape), torch.cat(aux, dim=-1).view(shape) if aux else None
 

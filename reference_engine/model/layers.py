@@ -31,15 +31,20 @@ class Linear:
         return torch.addmm(residual if self.bias is None else residual + self.bias, x, self.weight)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+class RMSNorm:
     """Root-mean-square norm over the last dim; reduced precision is normalised in float32, as Hugging Face does."""
-    reduced = x.dtype not in (torch.float32, torch.float64)
-    wide = x.float() if reduced else x
-    # Spelled out in few operations: half the time of the library's own rms_norm on a CPU at these sizes.
-    length: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = length.mul_(length).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    normed = wide * scale
-    return normed.to(x.dtype).mul_(weight)
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        # Of no dimensions: it takes on the precision of what it is added to.
+        self.eps = torch.tensor(eps, dtype=torch.float64, device=weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        # Spelled out in few operations: half the time of the library's own rms_norm on a CPU at these sizes.
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        normed = wide * torch.addcmul(self.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return normed.to(x.dtype).mul_(self.weight)
 
 
 class RotaryEmbedding:
@@ -70,13 +75,15 @@ class RotaryEmbedding:
 
     def __call__(self, positions: torch.Tensor) -> Rotary:
         """[N, Q] positions -> cosines and sines [T, 1, head_dim], to be handed to every layer of a pass."""
-        return self.cos[positions.reshape(-1)], self.sin[positions.reshape(-1)]
+        flat = positions.reshape(-1)
+        return self.cos.index_select(0, flat), self.sin.index_select(0, flat)
 
 
 def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """x [T, heads, head_dim] turned by its position."""
+    """x [T, heads, head_dim] turned by its position, in place."""
     cos, sin = rotary
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    crosswise = x.roll(x.shape[-1] // 2, dims=-1)
+    return x.mul_(cos).addcmul_(crosswise, sin)
 
 
 def attend(query: torch.Tensor, context: AttentionContext, cache: KVLayer) -> torch.Tensor:
@@ -94,13 +101,10 @@ def attend(query: torch.Tensor, context: AttentionContext, cache: KVLayer) -> to
         )
         return out.flatten(1)
     # The kernel's reference in fewer and faster operations, for KV that is finite where nobody looks.
-    # Query heads of one key head become further queries of it: [kv_heads, N, group * Q, dim].
-    keys, values = cache.gather(context.read_pages).chunk(2)
-    group = heads // len(keys)
-    q = query.view(rows, queries, -1, group, dim).permute(2, 0, 3, 1, 4).flatten(2, 3)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.grouped_bias(group))
-    out = out.reshape(-1, rows, group, queries, dim).permute(1, 3, 0, 2, 4)
-    return out.reshape(-1, heads * dim)
+    keys, values = cache.gather(context.read_pages)
+    q = query.view(rows, queries, heads, dim).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.bias, enable_gqa=True)
+    return out.transpose(1, 2).reshape(-1, heads * dim)
 
 
 class Attention:
@@ -116,8 +120,10 @@ class Attention:
         self.qkv = Linear(projections, biases)
         o_biases = [weights.take(f"{prefix}.o_proj.bias", hidden)] if config.o_bias else []
         self.o = Linear([weights.take(f"{prefix}.o_proj.weight", hidden, sizes["q"])], o_biases)
-        self.q_norm = weights.take(f"{prefix}.q_norm.weight", dim) if config.qk_norm else None
-        self.k_norm = weights.take(f"{prefix}.k_norm.weight", dim) if config.qk_norm else None
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(weights.take(f"{prefix}.q_norm.weight", dim), config.rms_norm_eps)
+            self.k_norm = RMSNorm(weights.take(f"{prefix}.k_norm.weight", dim), config.rms_norm_eps)
 
     def __call__(
         self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer, residual: torch.Tensor
@@ -125,13 +131,13 @@ class Attention:
         """Write this pass's keys and values into `cache`, then attend over it. The output is
         added to `residual` [T, hidden]."""
         query, kv = self._project(x, rotary)
-        cache.write(context.write_pages, context.write_offsets, kv)
+        cache.write(context.write_slots, kv)
         return self.o(attend(query, context, cache), residual)
 
     def write(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> None:
         """Write keys and values alone."""
         _, kv = self._project(x, rotary)
-        cache.write(context.write_pages, context.write_offsets, kv)
+        cache.write(context.write_slots, kv)
 
     def _project(self, x: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, heads, dim], keys and values [T, 2 * kv_heads, dim], normalised and turned."""
@@ -140,9 +146,9 @@ class Attention:
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)
         qk = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
-            qk[:, :heads] = rms_norm(qk[:, :heads], self.q_norm, config.rms_norm_eps)
-            qk[:, heads:] = rms_norm(qk[:, heads:], self.k_norm, config.rms_norm_eps)
-        qkv[:, : heads + kv_heads] = apply_rotary(qk, rotary)
+            qk[:, :heads] = self.q_norm(qk[:, :heads])
+            qk[:, heads:] = self.k_norm(qk[:, heads:])
+        apply_rotary(qk, rotary)
         return qkv[:, :heads], qkv[:, heads:]
 
 
@@ -170,14 +176,13 @@ class DecoderLayer:
     """Pre-norm decoder layer. EAGLE leaves the input norm of its first layer out (`input_norm=False`)."""
 
     def __init__(self, config: ModelConfig, weights: Checkpoint, prefix: str, *, input_norm: bool = True) -> None:
-        hidden = config.hidden_size
-        self.eps = config.rms_norm_eps
-        self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", hidden) if input_norm else None
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(weights.take(f"{prefix}.input_layernorm.weight", hidden), eps) if input_norm else None
         self.attention = Attention(config, weights, f"{prefix}.self_attn")
-        self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        self.post_norm = RMSNorm(weights.take(f"{prefix}.post_attention_layernorm.weight", hidden), eps)
         self.mlp = MLP(config, weights, f"{prefix}.mlp")
 
     def __call__(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> torch.Tensor:
-        normed = x if self.input_norm is None else rms_norm(x, self.input_norm, self.eps)
+        normed = x if self.input_norm is None else self.input_norm(x)
         x = self.attention(normed, rotary, context, cache, residual=x)
-        return self.mlp(rms_norm(x, self.post_norm, self.eps), residual=x)
+        return self.mlp(self.post_norm(x), residual=x)

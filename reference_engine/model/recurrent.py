@@ -13,7 +13,7 @@ import torch
 
 from reference_engine.cache.kv import AttentionContext, KVLayer
 from reference_engine.model.config import ModelConfig
-from reference_engine.model.layers import DecoderLayer, Linear, Rotary, rms_norm
+from reference_engine.model.layers import DecoderLayer, Linear, Rotary
 from reference_engine.model.loader import Checkpoint
 
 
@@ -56,7 +56,7 @@ class HybridLayer(DecoderLayer):
 
     def __call__(self, x: torch.Tensor, rotary: Rotary, context: AttentionContext, cache: KVLayer) -> torch.Tensor:
         assert self.input_norm is not None
-        normed = rms_norm(x, self.input_norm, self.eps)
+        normed = self.input_norm(x)
         x = self.attention(normed, rotary, context, cache, residual=x)
         x = self.recurrent(normed, context, residual=x)
-        return self.mlp(rms_norm(x, self.post_norm, self.eps), residual=x)
+        return self.mlp(self.post_norm(x), residual=x)
