@@ -13,6 +13,7 @@ from kernels.paged_attention import paged_attention
 from reference_engine.cache.kv import AttentionContext, KVLayer
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.loader import Checkpoint
+from reference_engine.model.packed import packed
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
@@ -23,12 +24,18 @@ class Linear:
     def __init__(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = ()) -> None:
         self.weight = torch.cat(list(weights)).t().contiguous()
         self.bias = torch.cat(list(biases)) if biases else None
+        self._packed = packed(self.weight)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The projection, added to `residual` [T, out] where there is one."""
-        if residual is None:
-            return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
-        return torch.addmm(residual if self.bias is None else residual + self.bias, x, self.weight)
+        added = residual
+        if self.bias is not None:
+            added = self.bias if residual is None else residual + self.bias
+        if self._packed is not None and not torch.compiler.is_compiling():
+            out = self._packed.multiply(x, added)
+            if out is not None:
+                return out
+        return torch.mm(x, self.weight) if added is None else torch.addmm(added, x, self.weight)
 
 
 class RMSNorm:
