@@ -67,9 +67,8 @@ class RequestPool:
         request.row = -1
 
     def commit(self, rows: torch.Tensor, emitted: torch.Tensor, counts: torch.Tensor) -> None:
-        """Append emitted [N, w] (its first counts[n] ids) to the rows [N]."""
+        """Append emitted [N, w] (its first counts[n] ids, then -1) to the rows [N]."""
         offsets = torch.arange(emitted.shape[1], device=rows.device)
-        slots = (rows * self.token_ids.shape[1] + self.seq_lens[rows])[:, None] + offsets
-        kept = torch.where(offsets < counts[:, None], emitted, 0)
-        self.token_ids.view(-1).index_copy_(0, slots.view(-1), kept.view(-1))
+        columns = self.seq_lens.index_select(0, rows)[:, None] + offsets
+        self.token_ids[rows[:, None], columns] = emitted.clamp(min=0)
         self.seq_lens.index_add_(0, rows, counts)

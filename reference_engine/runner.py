@@ -266,6 +266,7 @@ class Runner:
         if drafter is None:
             return
         cached = [request.num_cached for request in batch.requests]
+        seq_lens = pool.seq_lens.index_select(0, rows)
         assert self.config.spec is not None
         plan = plan_drafts(batch, self.config.spec, self.num_steps, self._max_tokens)
         inputs = ProposeInputs(
@@ -282,8 +283,8 @@ class Runner:
             num_steps=plan.num_steps,
             num_drafts=plan.num_drafts,
             draft_limits=torch.tensor(plan.limits + [0] * (len(rows) - len(cached)), device=self.device),
-            room=(self._max_tokens - pool.seq_lens[rows]).clamp(min=0),
-            seq_lens=pool.seq_lens[rows],
+            room=(self._max_tokens - seq_lens).clamp(min=0),
+            seq_lens=seq_lens,
             computed_from=torch.tensor(cached + [0] * (len(rows) - len(cached)), device=self.device),
             history=pool.token_ids,
             block_table=pool.block_table[rows],

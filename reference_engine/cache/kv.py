@@ -108,6 +108,16 @@ class AttentionContext:
     window_mask: torch.Tensor | None = None
     recurrent: RecurrentPass | None = None
 
+    def columns(self) -> list[AttentionContext]:
+        """A context for each query of a row, to be run one after another; there is no window."""
+        assert self.window_start is None
+        cache_positions, positions = (torch.split(x, 1, dim=1) for x in (self.cache_positions, self.positions))
+        slots, biases = self.write_slots.view(self.positions.shape).unbind(1), torch.split(self.bias, 1, dim=2)
+        return [
+            AttentionContext(cache_position, position, slot, self.read_pages, bias)
+            for cache_position, position, slot, bias in zip(cache_positions, positions, slots, biases, strict=True)
+        ]
+
 
 def places(
     block_table: torch.Tensor, cache_positions: torch.Tensor, page_size: int

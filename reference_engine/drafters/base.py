@@ -235,19 +235,20 @@ class ModelDrafter(LogitsDrafter):
         return self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
 
     def _draft_chain(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
-        base, num_steps = inputs.seq_lens + self.base_offset, inputs.num_steps
-        cramped = self.cramped(inputs)
-        while len(drafting.tokens) < num_steps:
-            token = self.choose(inputs, drafting)
-            done = len(drafting.tokens)
-            if done == num_steps:
-                break
-            position = (base + done - self.num_ingest_steps)[:, None]
-            bound = inputs.max_seq_len + self.base_offset + done
-            valid = inputs.room[:, None] > done if cramped else None
-            context = self.context(inputs, position, bound, valid=valid)
-            logits, features = self.step(token[:, None], drafting.features[:, None], context)
+        num_steps, given = inputs.num_steps, self.num_ingest_steps
+        contexts: list[AttentionContext] = []
+        if num_steps > given:
+            drafted = torch.arange(given, num_steps, device=inputs.rows.device)
+            positions = (inputs.seq_lens + (self.base_offset - given))[:, None] + drafted
+            bound = inputs.max_seq_len + self.base_offset + num_steps - 1
+            valid = inputs.room[:, None] > drafted if self.cramped(inputs) else None
+            contexts = self.context(inputs, positions, bound, valid=valid).columns()
+        if len(drafting.tokens) < num_steps:
+            self.choose(inputs, drafting)
+        for context in contexts:
+            logits, features = self.step(drafting.tokens[-1][:, None], drafting.features[:, None], context)
             drafting.logits, drafting.features = logits[:, 0], features[:, 0]
+            self.choose(inputs, drafting)
         return self.chain(inputs, drafting)
 
     def _draft_tree(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
