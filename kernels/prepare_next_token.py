@@ -44,9 +44,10 @@ def reference(
     sampled_token_ids: torch.Tensor, discard: torch.Tensor, backup_token_ids: torch.Tensor, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size) & ~discard[:, None]
-    last = valid.long().cumsum(1).argmax(1)
-    token = sampled_token_ids.gather(1, last[:, None])[:, 0]
-    return torch.where(valid.any(1), token, backup_token_ids), valid.sum(1)
+    reached = valid.cumsum(1)
+    token = sampled_token_ids.gather(1, reached.argmax(1, keepdim=True))[:, 0]
+    num_valid = reached[:, -1]
+    return torch.where(num_valid > 0, token, backup_token_ids), num_valid
 
 
 def launch(

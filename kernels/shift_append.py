@@ -42,7 +42,7 @@ def reference(
     column = torch.arange(token_ids.shape[1], device=token_ids.device)
     last = num_rows[:, None] - 1
     shifted = torch.where(column == last, next_token_ids[:, None], token_ids.roll(-1, dims=1))
-    return torch.where(column <= last, shifted, pad_token_id)
+    return shifted.masked_fill(column > last, pad_token_id)
 
 
 def launch(

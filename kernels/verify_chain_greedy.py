@@ -48,7 +48,7 @@ def _verify_chain_greedy(
 def reference(draft_tokens: torch.Tensor, target_argmax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     accepted = (draft_tokens == target_argmax[:, :-1]).long().cumprod(dim=1).sum(dim=1)
     columns = torch.arange(target_argmax.shape[1], device=target_argmax.device)
-    return torch.where(columns <= accepted[:, None], target_argmax, -1), accepted + 1
+    return target_argmax.masked_fill(columns > accepted[:, None], -1), accepted + 1
 
 
 def launch(draft_tokens: torch.Tensor, target_argmax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -334,10 +334,10 @@ class Runner:
 
 def _drop_invalid(token_ids: torch.Tensor, vocab_size: int, *, chain: bool) -> torch.Tensor:
     """Ids outside the vocabulary become PLACEHOLDER; in a chain so does all that follows them."""
-    valid = (token_ids >= 0) & (token_ids < vocab_size)
+    invalid = (token_ids < 0) | (token_ids >= vocab_size)
     if chain:
-        valid = valid.long().cumprod(dim=1).bool()
-    return torch.where(valid, token_ids, PLACEHOLDER)
+        invalid = invalid.cumsum(dim=1) > 0
+    return token_ids.masked_fill(invalid, PLACEHOLDER)
 
 
 def _id_range(token_ids: torch.Tensor) -> tuple[int, int]:

@@ -36,7 +36,7 @@ MUTANTS = (
                 "kernels.verify_chain_greedy",
                 """    accepted = (draft_tokens == target_argmax[:, :-1]).long().cumprod(dim=1).sum(dim=1)
     columns = torch.arange(target_argmax.shape[1], device=target_argmax.device)
-    return torch.where(columns <= accepted[:, None], target_argmax, -1), accepted + 1
+    return target_argmax.masked_fill(columns > accepted[:, None], -1), accepted + 1
 """,
                 """    agreed = draft_tokens == target_argmax[:, :-1]
     agreed[:, :1] = draft_tokens[:, :1] >= 0
@@ -44,7 +44,7 @@ MUTANTS = (
     columns = torch.arange(target_argmax.shape[1], device=target_argmax.device)
     drafted = torch.cat([draft_tokens, target_argmax[:, -1:]], dim=1)
     emitted = torch.where(columns < accepted[:, None], drafted, target_argmax)
-    return torch.where(columns <= accepted[:, None], emitted, -1), accepted + 1
+    return emitted.masked_fill(columns > accepted[:, None], -1), accepted + 1
 """,
             ),
         ),

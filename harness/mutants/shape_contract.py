@@ -93,8 +93,8 @@ MUTANTS = (
         edits=(
             Edit(
                 "kernels.verify_chain_greedy",
-                "return torch.where(columns <= accepted[:, None], target_argmax, -1), accepted + 1",
-                "return torch.where(columns >= 0, target_argmax, -1), accepted + 1",
+                "return target_argmax.masked_fill(columns > accepted[:, None], -1), accepted + 1",
+                "return target_argmax.clone(), accepted + 1",
             ),
         ),
     ),

@@ -151,26 +151,29 @@ def attention_context(
     before the window and, inside it, what the mask allows (draft trees); `positions` then carries the rotary
     positions, which differ from the cache positions. No query sees more than its first `num_pages` pages.
     """
-    if valid is not None:
-        cache_positions = torch.where(valid, cache_positions, 0)
+    invalid = None if valid is None else ~valid
+    if invalid is not None:
+        cache_positions = cache_positions.masked_fill(invalid, 0)
     write_slots = slots_of(block_table, cache_positions, cache.page_size)
-    if valid is not None:
-        write_slots = torch.where(valid, write_slots, NULL_PAGE * cache.page_size)
+    if invalid is not None:
+        write_slots = write_slots.masked_fill(invalid, NULL_PAGE * cache.page_size)
     columns = torch.arange(num_pages * cache.page_size, device=block_table.device)
     if window_mask is None:
-        mask = columns <= cache_positions[:, :, None]
+        hidden = columns > cache_positions[:, :, None]
     else:
         assert window_start is not None
         inside = columns - window_start[:, None]
         num_queries, width = window_mask.shape[1:]
         allowed = window_mask.gather(2, inside.clamp(0, width - 1)[:, None].expand(-1, num_queries, -1))
-        mask = (inside < 0)[:, None] | (allowed & ((inside >= 0) & (inside < width))[:, None])
+        hidden = (inside >= 0)[:, None] & ~(allowed & (inside < width)[:, None])
     return AttentionContext(
         cache_positions=cache_positions,
         positions=cache_positions if positions is None else positions,
         write_slots=write_slots.view(-1),
         read_pages=block_table[:, :num_pages].contiguous(),
-        bias=torch.where(mask, 0.0, float("-inf")).to(cache.dtype)[:, None],
+        bias=torch.zeros(hidden.shape, dtype=cache.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[
+            :, None
+        ],
         window_start=window_start,
         window_mask=window_mask,
     )

@@ -32,4 +32,4 @@ def verify_chain_sampled(
 def _verdict(emitted: torch.Tensor, accept_lens: torch.Tensor) -> Verdict:
     """The path of a chain is its first nodes."""
     columns = torch.arange(emitted.shape[1], device=emitted.device)
-    return Verdict(emitted, accept_lens, torch.where(columns < accept_lens[:, None], columns, -1))
+    return Verdict(emitted, accept_lens, columns.masked_fill(columns >= accept_lens[:, None], -1))
