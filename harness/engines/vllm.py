@@ -110,12 +110,13 @@ CONNECTOR = {
 
 
 class VllmFactory(IsolatedFactory):
-    """vLLM of a version, or of the environment that a Python belongs to."""
+    """vLLM of a version, or of the environment that a Python belongs to, on so many threads."""
 
-    def __init__(self, where: str = "") -> None:
+    def __init__(self, where: str = "", threads: int = 1) -> None:
         python = RECIPE.python(where)
         script, beside = WORKERS / "vllm_worker.py", (WORKERS / "vllm_connector.py",)
-        super().__init__("vllm", VllmDialect(), python, script, environment=RECIPE.variables, beside=beside)
+        variables = {**RECIPE.variables, "OMP_NUM_THREADS": str(threads)}
+        super().__init__("vllm", VllmDialect(), python, script, environment=variables, beside=beside)
 
 
 class VllmDialect:
