@@ -68,20 +68,17 @@ class SamplingBatch:
         bias = stop_mask = allowed = None
         if any(p.logit_bias for p in params):
             bias = torch.zeros(size, 1, vocab, device=device)
-            for row, p in enumerate(params):
-                for token, value in p.logit_bias:
-                    bias[row, 0, token] += value
+            values = torch.tensor([value for p in params for _, value in p.logit_bias], dtype=bias.dtype, device=device)
+            named = _places([[token for token, _ in p.logit_bias] for p in params], device)
+            bias.index_put_(named, values, accumulate=True)
         min_new_tokens = column("min_new_tokens", 0, torch.long)
         if min_new_tokens is not None:
             stop_mask = torch.zeros(size, 1, vocab, dtype=torch.bool, device=device)
-            for row, p in enumerate(params):
-                stop_mask[row, 0, [*p.stop_token_ids, *eos]] = True
+            stop_mask[_places([[*p.stop_token_ids, *eos] for p in params], device)] = True
         if any(p.allowed_token_ids for p in params):
-            allowed = torch.ones(size, 1, vocab, dtype=torch.bool, device=device)
-            for row, p in enumerate(params):
-                if p.allowed_token_ids:
-                    allowed[row] = False
-                    allowed[row, 0, list(p.allowed_token_ids)] = True
+            limited = [bool(p.allowed_token_ids) for p in params] + [False] * pad
+            allowed = ~torch.tensor(limited, device=device)[:, None, None].repeat(1, 1, vocab)
+            allowed[_places([p.allowed_token_ids for p in params], device)] = True
         return cls(
             greedy=None if temperature is None else temperature == 0,
             temperature=temperature,
@@ -108,6 +105,14 @@ class SamplingBatch:
     def masks(self) -> bool:
         """Whether a row of logits may lose tokens, and so all of them."""
         return any(x is not None for x in (self.bias, self.min_new_tokens, self.allowed, self.bad_words))
+
+
+def _places(ids: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids by row -> an index into [N, 1, V] of all of them."""
+    rows = [row for row, mine in enumerate(ids) for _ in mine]
+    flat = torch.tensor([rows, [0] * len(rows), [token for mine in ids for token in mine]], dtype=torch.long)
+    row, none, token = flat.to(device)
+    return row, none, token
 
 
 @dataclass(slots=True)
