@@ -289,8 +289,8 @@ class _Recorder:
         return delta
 
     def completions(self) -> tuple[Completion, ...]:
-        order = list(self.requests)
-        keys = sorted(self.finals, key=lambda key: (order.index(key[0]), key[1]))
+        order = {request_id: place for place, request_id in enumerate(self.requests)}
+        keys = sorted(self.finals, key=lambda key: (order[key[0]], key[1]))
         return tuple(self._completion(key) for key in keys)
 
     def _completion(self, key: tuple[str, int]) -> Completion:
