@@ -166,14 +166,13 @@ def attention_context(
         num_queries, width = window_mask.shape[1:]
         allowed = window_mask.gather(2, inside.clamp(0, width - 1)[:, None].expand(-1, num_queries, -1))
         hidden = (inside >= 0)[:, None] & ~(allowed & (inside < width)[:, None])
+    bias = torch.zeros(hidden.shape, dtype=cache.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
     return AttentionContext(
         cache_positions=cache_positions,
         positions=cache_positions if positions is None else positions,
         write_slots=write_slots.view(-1),
         read_pages=block_table[:, :num_pages].contiguous(),
-        bias=torch.zeros(hidden.shape, dtype=cache.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[
-            :, None
-        ],
+        bias=bias[:, None],
         window_start=window_start,
         window_mask=window_mask,
     )

@@ -39,9 +39,9 @@ pytestmark = pytest.mark.perf
 BATCH, PROMPT_LEN, NUM_TOKENS, ROUNDS = 8, 16, 128, 5
 CONTEXT = PROMPT_LEN + NUM_TOKENS
 
-LEAST = {"transformers": 1.2, "vllm": 0.7}
-"""Tokens per second over those of others that the trained target must reach, on one thread and on two. Noise on a quiet
-machine is 5 %; docs/perf.md has the figures."""
+LEAST = {"transformers": 1.3, "vllm": 0.7}
+"""Tokens per second over those of others that the trained target must reach, on as many threads. docs/perf.md has what
+it does reach, and the noise."""
 
 Tokens = list[list[int]]
 

@@ -38,8 +38,8 @@ PLANTS = {
     ),
     "a copy of the KV that is read": (
         "reference_engine/cache/kv.py",
-        "self.pages.index_select(1, pages.flatten())",
-        "self.pages.index_select(1, pages.flatten()).clone()",
+        "self.pages.index_select(1, pages.view(-1))",
+        "self.pages.index_select(1, pages.view(-1)).clone()",
         "copied_bytes_per_token",
     ),
 }
