@@ -171,4 +171,8 @@ def _less(now: Any, then: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve(Served(), {"name": "openai", "version": ""})
+    served = Served()
+    try:
+        serve(served, {"name": "openai", "version": ""})
+    finally:
+        served.stop()  # also when the harness goes in the middle of an answer

@@ -4,6 +4,7 @@ server declines is no failure; and one that is well passes."""
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,6 +157,26 @@ def test_no_server_outlives_its_engine(make: Make, target: Path) -> None:
     factory = make()
     run(factory, target)
     factory.close()
+    assert_no_server(target)
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_no_server_outlives_the_harness(make: Make, target: Path, answering: bool) -> None:
+    """Whose end of the pipes is gone, be it between two answers or before one can be sent."""
+    engine = make().start(EngineSetup(target=target))
+    assert isinstance(engine, IsolatedEngine)
+    worker = engine._worker
+    assert worker is not None
+    if answering:
+        worker._send(struct.pack(">QQ", 15, 0) + b'{"ask": "wait"}')
+    for end in (worker._in, worker._out):
+        os.close(end)
+    worker._in = worker._out = -1
+    assert_no_server(target)
+    engine.close()
+
+
+def assert_no_server(target: Path) -> None:
     for _ in range(50):
         if not servers_of(target):
             return
