@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 WORKERS ?= auto
 STEPS ?= 5000
 DRAFTER ?= EAGLE
-ENGINES ?= transformers vllm sglang
+ENGINES ?= transformers vllm sglang llama.cpp
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

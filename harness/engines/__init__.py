@@ -32,6 +32,7 @@ ENGINES = {
     "openai": Adapter("openai", "OpenAIFactory", isolated=True),
     "reference": Adapter("reference", "ReferenceFactory", package="draftproof"),
     "transformers": Adapter("transformers", "TransformersFactory", isolated=True),
+    "llama.cpp": Adapter("llama_cpp", "LlamaCppFactory", isolated=True),
     "sglang": Adapter("sglang", "SglangFactory", isolated=True, slow=True),
     "vllm": Adapter("vllm", "VllmFactory", isolated=True, slow=True),
 }

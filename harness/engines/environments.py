@@ -46,16 +46,18 @@ Step = Pip | RequirementsOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the environment of an engine is made. `package`: the distribution whose version counts. `version`: the one
-    that is taken when none is named. `imports` must import in it; `programs`, by name with the command that brings
-    them, must be on the path; `variables` is what its process needs in its environment. `here`: the harness's own
-    environment has it too, in that version, and serves where no other is named."""
+    """How the environment of an engine is made. `package`: the distribution whose version counts, or that of the first
+    of `others` which is there. `version`: the one that is taken when none is named. `imports` must import in it;
+    `programs`, by name with the command that brings them, must be on the path; `variables` is what its process needs in
+    its environment. `here`: the harness's own environment has it too, in that version, and serves where no other is
+    named."""
 
     engine: str
     package: str
     version: str
     steps: Callable[[str], tuple[Step, ...]]
     imports: tuple[str, ...]
+    others: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     here: bool = False
@@ -115,8 +117,11 @@ def doctor(recipe: Recipe, where: str = "") -> Iterator[Ailment]:
 
 def version_of(recipe: Recipe, python: Path) -> str:
     """The engine's version in an environment; empty when it is not there."""
-    code, said = _run([str(python), "-s", "-c", _VERSION.format(package=recipe.package)], {}, PATIENCE)
-    return said.strip().splitlines()[-1] if not code and said.strip() else ""
+    for package in (recipe.package, *recipe.others):
+        code, said = _run([str(python), "-s", "-c", _VERSION.format(package=package)], {}, PATIENCE)
+        if not code and said.strip():
+            return said.strip().splitlines()[-1]
+    return ""
 
 
 _VERSION = "from importlib.metadata import version; print(version({package!r}))"

