@@ -146,7 +146,7 @@ class LlamaCppDialect:
         }
 
     def request(self, request: Request, setup: EngineSetup) -> Words:
-        """What is posted to `/completion`. Only a streamed answer tells which tokens came out of which step."""
+        """What is posted to `/completion`. Only a streamed answer tells which tokens came out of one step."""
         for name, wanted, reason in (
             ("return_hidden_states", request.return_hidden_states, "it gives none"),
             ("pooled_hidden", request.pooled_hidden, "it gives none with a text"),
@@ -165,7 +165,7 @@ class LlamaCppDialect:
                 "prompt": list(request.prompt_token_ids),
                 "cache_prompt": setup.prefix_cache,
                 "return_tokens": True,
-                "stream": setup.drafter is not None,
+                "stream": True,
                 "timings_per_token": setup.drafter is not None,
                 **_sampling(request, setup),
             },

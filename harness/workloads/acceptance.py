@@ -123,7 +123,8 @@ ALTERING = (
 """Sampling fields that change what the target would say by itself."""
 
 
-def is_bare(request: Request) -> bool:
+def is_bare(request: Request, claims: Capabilities) -> bool:
     """Whether the request's tokens are those of the target alone."""
     plain = SamplingParams()
-    return all(getattr(request.sampling, name) == getattr(plain, name) for name in ALTERING)
+    banned = request.sampling.ignore_eos and claims.ignore_eos == "ban"
+    return not banned and all(getattr(request.sampling, name) == getattr(plain, name) for name in ALTERING)

@@ -38,6 +38,16 @@ def vocabulary(name: str) -> Vocabulary:
     )
 
 
+def greedy_without(target: Target, prompt: tuple[int, ...], n: int, banned: frozenset[int]) -> tuple[int, ...]:
+    """The n greedy tokens after `prompt` of an engine that never takes one of `banned`."""
+    tokens = list(prompt)
+    for _ in range(n):
+        law = target.logprobs(tokens).clone()
+        law[sorted(banned)] = -torch.inf
+        tokens.append(int(law.argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
 @cache
 def hidden_rows(target: Target, tokens: tuple[int, ...]) -> torch.Tensor:
     """`target.hidden_rows(tokens)`, remembered: every drafter of a target is held against the same rows."""

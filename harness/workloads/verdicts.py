@@ -107,7 +107,7 @@ def _acceptance(lane: Lane, run: Run, family: str) -> list[Violation]:
     """Accept lengths of the bare requests, each step given its draft; how much was drafted where nothing changed it."""
     if run.setup.drafter is None:
         return []
-    bare = {request.request_id for request in run.requests if is_bare(request)}
+    bare = {request.request_id for request in run.requests if is_bare(request, run.capabilities)}
     judged = replace(
         run,
         requests=tuple(request for request in run.requests if request.request_id in bare),

@@ -10,7 +10,7 @@ from hypothesis import given
 from harness.contract import Request, Run
 from harness.invariants import finish_1, finish_2, finish_2_alone, finish_2_minimum
 from harness.oracles.finish import expected_completion
-from harness.workloads.known import vocabulary
+from harness.workloads.known import greedy_without, known_family, vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.strategies import Batch
@@ -39,12 +39,20 @@ WITHOUT_CHECKPOINT = [name for name, spec in LANES.items() if spec.without_check
 
 
 def oracle(run: Run, family: str) -> Run:
-    """What the run must be: the endless stream of the target, ended as each request says."""
-    words = vocabulary(family)
+    """What the run must be: the endless stream of the target, ended as each request says. Where `ignore_eos` bans EOS,
+    the stream of such a request is the one without it."""
+    words, target = vocabulary(family), known_family(family).target
+
+    def stream(request: Request) -> tuple[int, ...]:
+        prompt, size = request.prompt_token_ids, request.sampling.max_new_tokens
+        if request.sampling.ignore_eos and run.capabilities.ignore_eos == "ban":
+            return greedy_without(target, prompt, size, frozenset({words.eos_token_id}))
+        return words.continue_(prompt, size)
+
     completions = [
         expected_completion(
             request,
-            words.continue_(request.prompt_token_ids, request.sampling.max_new_tokens),
+            stream(request),
             eos_token_ids=(words.eos_token_id,),
             detokenize=words.text,
         )

@@ -84,10 +84,6 @@ class Served:
         """One completion per sample."""
         assert self.server is not None
         try:
-            if not request["body"]["stream"]:
-                told = call(self.server.address, "POST", "/completion", request["body"])
-                whole = told if isinstance(told, list) else [told]
-                return [_completion(request, one, one["tokens"], one["content"], _probs(one)) for one in whole]
             pieces = list(events(self.server.address, "/completion", request["body"]))
         except HttpError as error:
             if 400 <= error.status < 500:
@@ -243,27 +239,18 @@ def _message(said: str) -> str:
 
 
 def _streamed(request: dict[str, Any], pieces: list[Any]) -> list[dict[str, Any]]:
-    """Each piece but the last of a sample brings one token."""
+    """Completions, by sample: each piece of one but its last brings a token."""
     samples: dict[int, list[Any]] = {}
     for piece in pieces:
         if "error" in piece:
             raise RuntimeError(f"request {request['id']!r}: {piece['error'].get('message', piece['error'])}")
         samples.setdefault(piece["index"], []).append(piece)
-    whole = []
-    for index in sorted(samples):
-        *parts, last = samples[index]
-        tokens = [token for part in parts for token in part["tokens"]]
-        text = "".join(part["content"] for part in parts)
-        probs = [row for part in parts for row in _probs(part)]
-        whole.append({**_completion(request, last, tokens, text, probs), **_steps([one["timings"] for one in parts])})
-    return whole
+    return [_completion(request, *samples[index]) for index in sorted(samples)]
 
 
-def _completion(
-    request: dict[str, Any], last: dict[str, Any], tokens: list[int], text: str, probs: list[Any]
-) -> dict[str, Any]:
-    """`last` is the piece, or the whole answer, that tells how it ended."""
-    finish = {"eos": "stop", "word": "stop", "limit": "length"}.get(last["stop_type"])
+def _completion(request: dict[str, Any], *pieces: dict[str, Any]) -> dict[str, Any]:
+    *parts, last = pieces
+    rows = [_row(one, request["logprobs"]) for part in parts for one in part.get("completion_probabilities", ())]
     usage = {
         "prompt_tokens": last["tokens_evaluated"],
         "completion_tokens": last["tokens_predicted"],
@@ -273,19 +260,16 @@ def _completion(
         "request_id": request["id"],
         "index": last["index"],
         "prompt_token_ids": request["prompt_token_ids"],
-        "token_ids": tokens,
-        "finish_reason": finish,
+        "token_ids": [token for part in parts for token in part["tokens"]],
+        "finish_reason": {"eos": "stop", "word": "stop", "limit": "length"}.get(last["stop_type"]),
         "usage": usage,
-        "text": text,
-        "logprobs": None if request["logprobs"] is None else [_row(one, request["logprobs"]) for one in probs],
+        "text": "".join(piece["content"] for piece in pieces),
+        "logprobs": None if request["logprobs"] is None else rows,
+        **(_steps([part["timings"] for part in parts]) if request["speculative"] else {}),
     }
 
 
-def _probs(piece: dict[str, Any]) -> list[Any]:
-    return piece.get("completion_probabilities") or []
-
-
-def _row(told: dict[str, Any], num_top: int) -> dict[str, Any]:
+def _row(told: dict[str, Any], num_top: int | None) -> dict[str, Any]:
     """It tells no rank: it is counted among the whole vocabulary, which was asked for."""
     best = told["top_logprobs"]
     rank = 1 + sum(one["logprob"] > told["logprob"] for one in best)
