@@ -6,6 +6,7 @@ errors are the reason.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -84,14 +85,13 @@ class Served:
         """One completion per sample."""
         assert self.server is not None
         try:
-            pieces = list(events(self.server.address, "/completion", request["body"]))
+            return _streamed(request, list(events(self.server.address, "/completion", request["body"])))
         except HttpError as error:
             if 400 <= error.status < 500:
                 raise Refused(f"request {request['id']!r}: {_message(error.said)}") from error
             raise RuntimeError(f"request {request['id']!r}: {error}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise RuntimeError(f"request {request['id']!r}: {self.server.fate()}: {error}") from error
-        return _streamed(request, pieces)
 
     def reset(self) -> None:
         """Another process: its cache of prompts cannot be emptied."""
@@ -146,7 +146,7 @@ class Server:
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
-            return "llama-server runs and does not answer"
+            return "llama-server still runs"
         return f"llama-server ended with exit code {code}"
 
     def stop(self) -> None:
@@ -245,6 +245,8 @@ def _streamed(request: dict[str, Any], pieces: list[Any]) -> list[dict[str, Any]
         if "error" in piece:
             raise RuntimeError(f"request {request['id']!r}: {piece['error'].get('message', piece['error'])}")
         samples.setdefault(piece["index"], []).append(piece)
+    if not samples or any("stop_type" not in parts[-1] for parts in samples.values()):
+        raise ConnectionError(f"the answer broke off after {len(pieces)} pieces")
     return [_completion(request, *samples[index]) for index in sorted(samples)]
 
 
