@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     if "--version" in sys.argv:
-        print("version: 0.1.0-dev (build 77, commit 0000000)")
+        say("version: 0.1.0-dev (build 77, commit 0000000)")
         return
     if FAULT == "refuses":
         say("0.1 E load_model: error loading model: missing tensor 'blk.0.attn_q.weight'")

@@ -78,7 +78,8 @@ def test_pieces_become_a_completion(make: Make) -> None:
     assert (done.token_ids, done.text, done.finish_reason) == ((5, 4, 3, 2, 1), "fedcb", "stop")
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.cached_tokens) == (5, 5, 1)
     assert done.logprobs is not None
-    assert [(row.token_id, row.logprob, row.rank, row.top) for row in done.logprobs][0] == (5, -2.0, 2, ((9, -1.0),))
+    first = done.logprobs[0]
+    assert (first.token_id, first.logprob, first.rank, first.top) == (5, -2.0, 2, ((9, -1.0),))
     assert done.accept_lens is None
     assert factory.version == "b77"
 
