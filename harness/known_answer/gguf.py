@@ -133,13 +133,12 @@ def tensors(kind: Kind, config: Config, weights: Weights) -> Iterator[tuple[str,
 def stored_name(kind: Kind, name: str) -> str:
     """llama.cpp's name of a Hugging Face tensor; one that no model of the kind has keeps its own."""
     path, _, last = name.removeprefix("model.").rpartition(".")
-    top = _TOP | kind.top
+    top = {**_TOP, **kind.top}
     if path in top:
         return f"{top[path]}.{last}"
-    path = path.replace("midlayer.", "layers.0.", 1)
-    _, _, path = path.partition("layers.")
+    layers, _, path = path.replace("midlayer.", "layers.0.", 1).partition(".")
     layer, _, path = path.partition(".")
-    inside = (_IN_LAYER | kind.layer).get(path)
+    inside = {**_IN_LAYER, **kind.layer}.get(path) if layers == "layers" else None
     return name if inside is None else f"blk.{layer}.{inside}.{last}"
 
 
@@ -172,7 +171,8 @@ def _write_drafter(writer: GGUFWriter, kind: Kind, config: Config) -> None:
     """What a drafter reads of its target: the residual stream that enters these layers."""
     if kind.name == "eagle3":
         writer.add_array("eagle3.target_layers", list(config["eagle_aux_hidden_state_layer_ids"]))
-        writer.add_uint32("eagle3.target_hidden_size", config.get("target_hidden_size", config["hidden_size"]))
+        size = config["target_hidden_size"] if "target_hidden_size" in config else config["hidden_size"]
+        writer.add_uint32("eagle3.target_hidden_size", size)
     elif kind.name == "dflash":
         words: dict[str, Any] = config["dflash_config"]
         writer.add_array("dflash.target_layers", [layer + 1 for layer in words["target_layer_ids"]])

@@ -72,7 +72,7 @@ def test_a_stage_that_runs_is_rendered(workflows: dict[str, Workflow]) -> None:
 def test_every_engine_has_a_lane_of_its_pinned_and_of_its_newest_version(workflows: dict[str, Workflow]) -> None:
     jobs = workflows["engines"]["jobs"]
     for job in ("pinned", "latest"):
-        assert jobs[job]["strategy"]["matrix"]["engine"] == ["sglang", "transformers", "vllm"]
+        assert jobs[job]["strategy"]["matrix"]["engine"] == ["llama.cpp", "sglang", "transformers", "vllm"]
 
 
 def test_the_last_job_of_ci_waits_for_all_that_a_pull_request_needs(workflows: dict[str, Workflow]) -> None:

@@ -155,3 +155,12 @@ def test_a_missing_file_is_named(checkpoint: Checkpoint) -> None:
 def test_names_of_a_qwen3() -> None:
     name = "model.layers.3.self_attn.q_norm.weight"
     assert stored_name(Kind("qwen3"), name) == "blk.3.attn_q_norm.weight"
+
+
+def test_layers_of_another_kind_are_no_layers(checkpoint: Checkpoint) -> None:
+    """MiMo has an MTP layer beside the others. llama.cpp knows no MiMo: the file says what it is."""
+    name = "model.mtp_layers.0.input_layernorm.weight"
+    assert stored_name(Kind("mimo"), name) == name
+    fields, found = read(exported(checkpoint("mtp")))
+    assert fields["general.architecture"] == "mimo"
+    assert {"blk.0.attn_norm.weight", name} <= set(found)
