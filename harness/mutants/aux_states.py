@@ -66,9 +66,8 @@ MUTANTS = (
         edits=(
             Edit(
                 "reference_engine.model.config",
-                '            aux = [layer + 1 for layer in eagle["eagle_aux_hidden_state_layer_ids"]]\n',
-                '            aux = eagle["eagle_aux_hidden_state_layer_ids"]\n'
-                "        aux = [layer + 1 for layer in aux or ()]\n",
+                "ids, shift = (own, 0) if own is not None else (others or [], 1)",
+                "ids, shift = (own, 1) if own is not None else (others or [], 2)",
             ),
         ),
     ),

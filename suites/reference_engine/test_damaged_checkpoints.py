@@ -67,7 +67,7 @@ def test_weights_of_another_form(copies: Callable[[str], EngineSetup], tmp_path:
         (CONFIG, "{", "is no JSON"),
         (CONFIG, "", "is no JSON"),
         (CONFIG, "[]", "holds a list, must be an object"),
-        (CONFIG, "null", "must be an object"),
+        (CONFIG, "null", "holds a NoneType, must be an object"),
         (INDEX, "{", "is no JSON"),
         (INDEX, "{}", "weight_map=None: must say"),
         (INDEX, '{"weight_map": ["a"]}', "weight_map=['a']: must say"),
@@ -118,7 +118,7 @@ EAGLE3_LAYERS = "eagle_aux_hidden_state_layer_ids"
 def test_keys_that_no_model_has(
     copies: Callable[[str], EngineSetup], tmp_path: Path, name: str, key: str, value: object, mend: str
 ) -> None:
-    """A rotary base of 0 makes every row NaN, an EOS id that is a text never comes: neither shows in a first answer."""
+    """A rotary base of 0 makes every row NaN, and an EOS id that is a text never comes: nothing else says so."""
     setup = copies(name)
     edit_config(tmp_path / ("target" if name == "none" else "drafter"), **{key: value})
     shown = 3 if isinstance(value, dict) else value
