@@ -32,8 +32,8 @@ def _rule(blocks: int, pairs: int) -> Rule:
 
 @app.command("gate")
 def run_gate(
-    blocks: Blocks = 8,
-    pairs: Pairs = 8,
+    blocks: Blocks = 16,
+    pairs: Pairs = 24,
     timed: Annotated[bool, typer.Option(help="Hold timings too; --no-timed: counted figures alone.")] = True,
     baseline: Annotated[Path | None, typer.Option(help="Default: that of this machine's class.")] = None,
 ) -> None:
@@ -65,7 +65,7 @@ def run_gate(
 
 
 @app.command()
-def accept(blocks: Blocks = 8, pairs: Pairs = 8) -> None:
+def accept(blocks: Blocks = 16, pairs: Pairs = 24) -> None:
     """Measure this source and make it the baseline of this machine's class. Prints every figure that changes."""
     from ci.perf import baselines, gate, rule, trees
     from ci.perf.workplace import workplace
@@ -100,8 +100,8 @@ def bisect(
     good: Annotated[str, typer.Argument(help="A commit that is as fast as it should be.")],
     bad: Annotated[str, typer.Argument(help="A later one that is not.")] = "HEAD",
     figure: Annotated[str, typer.Option(help="A benchmark or a counted figure. Default: what differs most.")] = "",
-    blocks: Blocks = 8,
-    pairs: Pairs = 8,
+    blocks: Blocks = 16,
+    pairs: Pairs = 24,
 ) -> None:
     """Name the first bad commit between GOOD and BAD, measuring each candidate in turns with GOOD. This environment
     runs them all."""
@@ -132,8 +132,8 @@ def power(
     runs: Annotated[int, typer.Option(min=100, help="Simulated gate runs.")] = 20_000,
     real: Annotated[int, typer.Option(min=0, help="Real gate runs with the same source twice, too.")] = 0,
     planted: Annotated[float, typer.Option(min=0, help="In real runs: percent that every engine step is slower.")] = 0,
-    blocks: Blocks = 8,
-    pairs: Pairs = 8,
+    blocks: Blocks = 16,
+    pairs: Pairs = 24,
 ) -> None:
     """False alarms and power of the gate on this machine, and the repeats that it takes. Exits 1 when more false alarms
     or fewer slowdowns are seen than docs/perf.md promises."""

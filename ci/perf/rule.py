@@ -32,9 +32,9 @@ class Rule:
     """`false_alarms`: of a whole gate run, at most; half of what is promised, so that a simulation can show that the
     promise is kept. `smallest`: an effect (log ratio) below it never fails."""
 
-    screen_blocks: int = 8
-    confirm_blocks: int = 16
-    pairs: int = 8
+    screen_blocks: int = 16
+    confirm_blocks: int = 32
+    pairs: int = 24
     screen_level: float = 0.02
     false_alarms: float = 0.0005
     smallest: float = 0.01
