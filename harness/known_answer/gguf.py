@@ -171,8 +171,7 @@ def _write_drafter(writer: GGUFWriter, kind: Kind, config: Config) -> None:
     """What a drafter reads of its target: the residual stream that enters these layers."""
     if kind.name == "eagle3":
         writer.add_array("eagle3.target_layers", list(config["eagle_aux_hidden_state_layer_ids"]))
-        size = config["target_hidden_size"] if "target_hidden_size" in config else config["hidden_size"]
-        writer.add_uint32("eagle3.target_hidden_size", size)
+        writer.add_uint32("eagle3.target_hidden_size", int(config.get("target_hidden_size") or config["hidden_size"]))
     elif kind.name == "dflash":
         words: dict[str, Any] = config["dflash_config"]
         writer.add_array("dflash.target_layers", [layer + 1 for layer in words["target_layer_ids"]])

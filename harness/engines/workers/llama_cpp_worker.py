@@ -6,11 +6,13 @@ errors are the reason.
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +41,7 @@ POLL = 0.02
 """Seconds between two looks at a server that starts."""
 PATIENCE = 5.0
 """Seconds in which it must end when it is told to."""
+PR_SET_PDEATHSIG = 1
 SHOWN = 8
 """Lines of errors that a refusal tells."""
 TRIES = 3
@@ -124,6 +127,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            preexec_fn=_die_with_parent,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -173,6 +177,12 @@ class Server:
         if code > 0:
             raise Refused(f"llama-server ended with exit code {code} instead of serving:\n{reason}")
         raise RuntimeError(f"llama-server crashed at its start (exit code {code}):\n{reason}")
+
+
+def _die_with_parent() -> None:
+    """A worker that is killed cannot end its server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_program() -> Path:

@@ -116,6 +116,15 @@ def test_an_emptied_engine_is_another_process(make: Make, tmp_path: Path) -> Non
     assert not left(tmp_path)
 
 
+def test_a_worker_that_is_killed_leaves_no_server(make: Make, tmp_path: Path) -> None:
+    factory = make()
+    engine = factory.start(SETUP)
+    assert isinstance(engine, IsolatedEngine)
+    assert engine._worker is not None
+    psutil.Process(engine._worker.pid).kill()
+    assert not left(tmp_path)
+
+
 def test_a_server_that_ends_instead_of_serving_refuses(make: Make) -> None:
     with pytest.raises(Refused, match=r"exit code 1.*\n.*missing tensor 'blk\.0\.attn_q\.weight'"):
         make("refuses").start(SETUP)
