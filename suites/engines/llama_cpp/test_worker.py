@@ -24,7 +24,7 @@ FAKE = Path(__file__).parent / "fake_server.py"
 SETUP = EngineSetup(target=Path("/nowhere/model.gguf"), max_running=2)
 DRAFTING = replace(SETUP, drafter=DrafterSetup.chain("NGRAM", 2))
 REQUESTS = tuple(
-    Request(request_id=f"q{i}", prompt_token_ids=(1, 2, 3, 4, 5 + i), sampling=SamplingParams(logprobs=1))
+    Request(request_id=f"q{i}", prompt_token_ids=(1, 2, 3, 4, 5, 6 + i), sampling=SamplingParams(logprobs=1))
     for i in range(2)
 )
 Make = Callable[..., IsolatedFactory]
@@ -75,19 +75,19 @@ def run(factory: IsolatedFactory, setup: EngineSetup = SETUP) -> Run:
 def test_pieces_become_a_completion(make: Make) -> None:
     factory = make()
     done = run(factory).of("q0")
-    assert (done.token_ids, done.text, done.finish_reason) == ((5, 4, 3, 2, 1), "fedcb", "stop")
-    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.cached_tokens) == (5, 5, 1)
+    assert (done.token_ids, done.text, done.finish_reason) == ((6, 5, 4, 3, 2, 1), "gfedcb", "stop")
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.cached_tokens) == (6, 6, 1)
     assert done.logprobs is not None
     first = done.logprobs[0]
-    assert (first.token_id, first.logprob, first.rank, first.top) == (5, -2.0, 2, ((9, -1.0),))
+    assert (first.token_id, first.logprob, first.rank, first.top) == (6, -2.0, 2, ((9, -1.0),))
     assert done.accept_lens is None
     assert factory.version == "b77"
 
 
 def test_totals_become_steps(make: Make) -> None:
-    """Two blocks of two drafts, one of each right."""
+    """Two blocks of two drafts, one of each right, and a step without drafts."""
     done = run(make(), DRAFTING).of("q0")
-    assert (done.accept_lens, done.draft_lens) == ((2, 2), (2, 2))
+    assert (done.accept_lens, done.draft_lens) == ((2, 2, 1), (2, 2, 0))
 
 
 def test_requests_of_a_batch_are_sent_at_once(make: Make) -> None:
@@ -138,7 +138,7 @@ def test_a_request_that_is_declined_is_refused_in_the_servers_words(make: Make) 
 FAULTS = {
     "crashes": ("crashed at its start", "GGML_ASSERT"),
     "never_loaded": ("did not start within 3 s", ""),
-    "hangs": ("did not run within 2 s", "asked for [1, 2, 3, 4, 5]"),
+    "hangs": ("did not run within 2 s", "asked for [1, 2, 3, 4, 5, 6"),
     "fails": ("HTTP 500: no slot is free", "request 'q0'"),
     "garbage": ("no JSON", "{not json"),
     "fails_on_the_way": ("decode() failed", "request 'q0'"),
