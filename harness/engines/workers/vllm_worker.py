@@ -231,17 +231,19 @@ class Proposals:
 
     def _watched(self, scheduled: Any, sampled: Any, *arguments: Any, **named: Any) -> Any:
         drafts = self._propose(scheduled, sampled, *arguments, **named)
-        if hasattr(drafts, "untyped_storage") and hasattr(sampled, "untyped_storage"):
+        if hasattr(drafts, "untyped_storage"):
             rows = self._runner.input_batch.num_reqs
+            # Some drafters are given lists, after the host has seen what was sampled.
+            tensor = hasattr(sampled, "untyped_storage")
             self.seen.append(
                 {
                     "request_ids": [name.rpartition("-")[0] for name in self._runner.input_batch.req_ids[:rows]],
                     "k": self._runner.num_spec_tokens,
-                    "sampled_width": sampled.shape[1],
+                    "sampled_width": sampled.shape[1] if tensor else max((1, *map(len, sampled))),
                     "discarded": self._runner.discard_request_mask.np[:rows].tolist(),
                     "token_ids": drafts.clone(),
                     "facts": _facts(drafts),
-                    "sampled": _facts(sampled),
+                    "sampled": _facts(sampled) if tensor else None,
                 }
             )
         return drafts
