@@ -17,6 +17,7 @@ from ci.cli import app as ci
 from ci.perf.cli import app as perf
 from harness.engines.cli import app as engines
 from harness.mutants.cli import app as mutants
+from harness.report.places import require_folder, write_whole
 from harness.trained.cli import app as models
 
 app = typer.Typer(
@@ -54,7 +55,7 @@ def run(
     drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
     invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
     tier: Annotated[str, typer.Option(help="fast, or full: more examples and long sweeps.")] = "fast",
-    seeds: Annotated[int, typer.Option(help="How many seeds each seeded scenario runs with.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each seeded scenario runs with.")] = 1,
     kernels: Annotated[str, typer.Option(help="auto, torch or triton: what computes the reference engine.")] = "auto",
     workers: Annotated[str, typer.Option(help="Worker processes: a number, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for scorecard.json and junit.xml.")] = ROOT / "build",
@@ -66,6 +67,9 @@ def run(
     """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
     if kernels not in ("auto", "torch", "triton"):
         raise typer.BadParameter(f"--kernels {kernels}: must be auto, torch or triton")
+    if workers != "auto" and not workers.isdecimal():
+        raise typer.BadParameter(f"--workers {workers}: must be a number, 0 for none beside this process, or auto")
+    require_folder("--out", out)
     # An adapter may lie where the command is run.
     sys.path.insert(0, str(Path.cwd()))
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
@@ -102,6 +106,9 @@ def _asked(engine: str, arguments: list[str], out: Path) -> list[str]:
 def _run_one(engine: str, arguments: list[str], out: Path) -> int:
     import pytest
 
+    # Of a run that is killed nothing is left, rather than what an earlier one found.
+    for name in ("scorecard.json", "junit.xml"):
+        (out / name).unlink(missing_ok=True)
     return int(pytest.main(_asked(engine, arguments, out)))
 
 
@@ -181,13 +188,14 @@ def matrix(
     """Ask for every feature on every drafter. Exits non-zero when a cell neither passes nor is refused."""
     from harness.report import matrix as pages
 
+    if out is not None:
+        require_folder("--out", out.parent)
     rows = pages.run(engine, drafter or ())
     text = pages.page(engine, rows)
     if out is None:
         typer.echo(text, nl=False)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     raise typer.Exit(any(cell.status == "fail" for cells in rows.values() for cell in cells.values()))
 
 
@@ -254,8 +262,7 @@ def report(
             inputs or [ROOT / "build" / "scorecard.json"], family, lambda path: status.update(f"reading {path.name}")
         )
     text = page.page(found, title, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    write_whole(out, text)
     typer.echo(f"{out}: {len(text.encode()) / 1000:.0f} kB from {len(found.sources)} files")
 
 
@@ -273,9 +280,14 @@ def build_known_answer(
 
 
 def main() -> None:
-    """Entry point. Wrong input ends in one line on stderr and exit code 2."""
+    """Entry point. Wrong input, and files that cannot be read or written, end in one line on stderr and exit code 2."""
     try:
         app()
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        typer.echo(f"error: {named}; mend that, or name another place", err=True)
+    else:
+        return
+    sys.exit(2)

@@ -113,10 +113,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.getoption("--seeds") < 1:
+        raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}: must be at least 1")
     examples = EXAMPLES[config.getoption("--tier")] * config.getoption("--seeds")
     shrink = not config.getoption("--no-shrink") and not _isolated(config)
     _load_hypothesis_profile(examples, shrink=shrink, shared=config.getoption("--examples"))
     _refuse_unknown_names(config)
+    _refuse_folders_that_take_nothing(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")
     deadline = config.getoption("--deadline")
     if deadline is None:
@@ -202,6 +205,19 @@ def _refuse_unknown_names(config: pytest.Config) -> None:
         factory_of(engine)
     except ValueError as error:
         raise pytest.UsageError(f"--engine: {error}") from error
+
+
+def _refuse_folders_that_take_nothing(config: pytest.Config) -> None:
+    """Raises UsageError: tests that cannot write their runs would look as if the engine had failed."""
+    from harness.report.places import require_folder
+
+    scorecard, record = config.getoption("--scorecard"), config.getoption("--record")
+    try:
+        for option, folder in (("--scorecard", scorecard and scorecard.parent), ("--record", record)):
+            if folder is not None:
+                require_folder(option, folder)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from harness.report.places import require_folder, write_whole
+
 if TYPE_CHECKING:
     from harness.mutants import Mutant
     from harness.mutants.survey import Finding
@@ -64,6 +66,9 @@ def run(
     from harness.report import zoo
 
     mutants = _mutants(folder, names)
+    for option, file in (("--json", out), ("--page", page)):
+        if file is not None:
+            require_folder(option, file.parent)
     laboratory = Laboratory(workers)
     wishes = {"others": None if whole else others}
     progress = Console(stderr=True)
@@ -84,10 +89,9 @@ def run(
         console.print(f"[bold red]![/] {fault}", highlight=False)
     console.print(zoo.summary(verdicts), highlight=False)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(zoo.as_json(verdicts, controls), indent=1) + "\n", encoding="utf-8")
+        write_whole(out, json.dumps(zoo.as_json(verdicts, controls), indent=1) + "\n")
     if page is not None:
-        page.write_text(zoo.page(verdicts, controls), encoding="utf-8")
+        write_whole(page, zoo.page(verdicts, controls))
     raise typer.Exit(1 if zoo.faults(verdicts, controls) else 0)
 
 
@@ -137,4 +141,4 @@ def _write(out: Path, findings: Sequence[Finding]) -> None:
         {"family": one.family, "id": one.change.id, "line": one.change.line, "killer": one.killer, "reason": one.reason}
         for one in findings
     ]
-    out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, json.dumps(told, indent=1) + "\n")

@@ -21,6 +21,10 @@ class BadTrace(ValueError):
     """A file that is no trace, or not a whole one. The message names the file, the line and what is wrong with it."""
 
 
+class NotRecorded(OSError):
+    """A run that could not be written. It says nothing about the engine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """The first line. `scripted`: the drafter was a script, which no file can hold."""

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from harness.contract import EngineSetup, Run
-from harness.record.schema import FORMAT, TENSORS, TRACE, VERSION, End, Header, Line
+from harness.record.schema import FORMAT, TENSORS, TRACE, VERSION, End, Header, Line, NotRecorded
 from harness.record.values import Storages, plain
 
 
 def write(run: Run, folder: Path) -> Path:
-    """Write a run into `folder`, which must not hold one. Returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a run into `folder`, which must not hold one. Returns the folder. Raises `NotRecorded`, and leaves none of
+    the two files, when they cannot be written."""
     if (folder / TRACE).exists():
         raise ValueError(f"{folder / TRACE}: there is a trace already; write each run into a folder of its own")
-    storages = Storages()
-    with (folder / TRACE).open("wb") as file:
-        for n, (kind, value) in enumerate(_said(run)):
-            file.write(msgspec.json.encode(Line(n, kind, plain(value, storages))) + b"\n")
-    save_file(storages.tensors, str(folder / TENSORS))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        storages = Storages()
+        with (folder / TRACE).open("wb") as file:
+            for n, (kind, value) in enumerate(_said(run)):
+                file.write(msgspec.json.encode(Line(n, kind, plain(value, storages))) + b"\n")
+        save_file(storages.tensors, str(folder / TENSORS))
+    except (OSError, SafetensorError) as error:
+        for name in (TRACE, TENSORS):
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+        raise NotRecorded(
+            f"{folder}: the run was not recorded ({error}); make room there, or record elsewhere"
+        ) from error
     return folder
 
 

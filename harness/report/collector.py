@@ -13,6 +13,7 @@ import pytest
 
 from harness.report import reproduce
 from harness.report.marks import invariant_ids, lane_of
+from harness.report.roll import DIED, Roll
 from harness.report.scorecard import Outcome, Scorecard, Status
 
 _PROPERTY = "draftproof"
@@ -27,6 +28,14 @@ class ScorecardCollector:
         self.scorecard = Scorecard()
         self.is_worker = hasattr(config, "workerinput")
         self.interrupted = False
+        self.left_out = ""
+        self.roll = Roll(config)
+        config.pluginmanager.register(self.roll, "draftproof-roll")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.is_worker:
+            self.roll.call(session.items)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -71,6 +80,8 @@ class ScorecardCollector:
     def _outcome(self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> Outcome:
         counted = [int(str(value)) for name, value in item.user_properties if name == "examples"]
         status = _status(report)
+        if status == "fail" and _not_recorded(call):
+            status = "error"
         bad = status in ("fail", "error")
         return Outcome(
             engine=self.config.getoption("--engine"),
@@ -90,6 +101,21 @@ class ScorecardCollector:
         for name, value in report.user_properties:
             if name == _PROPERTY:
                 self.scorecard.add(Outcome.from_json(json.loads(str(value))))
+        asked = self.roll.of(report.nodeid) if str(report.when) == DIED else None
+        if asked is not None:
+            self.scorecard.add(
+                Outcome(
+                    engine=self.config.getoption("--engine"),
+                    drafter=asked[0],
+                    invariants=asked[1],
+                    status="fail",
+                    nodeid=report.nodeid,
+                    examples=0,
+                    seconds=report.duration,
+                    message=str(report.longrepr),
+                    reproduce=reproduce.command(self.config, report.nodeid),
+                )
+            )
 
     def pytest_keyboard_interrupt(self) -> None:
         self.interrupted = True
@@ -107,7 +133,15 @@ class ScorecardCollector:
         self.scorecard.order(list(LANES))
         self._note_version()
         target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / "scorecard.json"
-        self.scorecard.write(target)
+        if self.interrupted:
+            self.left_out = f"{target}: not written, since the run was interrupted"
+            return
+        try:
+            self.scorecard.write(target)
+        except OSError as error:
+            self.left_out = f"{target}: not written: {error.strerror or error}; make room, or name another folder"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
         if not self.scorecard.ok and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -152,6 +186,19 @@ class ScorecardCollector:
 
         terminalreporter.section("scorecard")
         terminalreporter.write(render(self.scorecard, colour=terminalreporter.hasmarkup))
+        if self.left_out:
+            terminalreporter.write_line(self.left_out, red=True)
+
+
+def _not_recorded(call: pytest.CallInfo[None]) -> bool:
+    """Whether there was no room for what the engine did: no check has been made, and none has failed."""
+    from hypothesis.errors import FlakyFailure
+
+    from harness.record import NotRecorded
+
+    error = None if call.excinfo is None else call.excinfo.value
+    parts = error.exceptions if isinstance(error, FlakyFailure) else (error,)
+    return any(isinstance(part, NotRecorded) for part in parts)
 
 
 def _blamed(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, ...]:

@@ -12,14 +12,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.report.places import write_whole
+
 _WIDTH = 80
 
 
 def merged(parts: Mapping[str, Path], into: Path) -> list[dict[str, Any]]:
     """The cells of one scorecard per engine, written as one. An engine without a file has none."""
     cells = [cell for path in parts.values() if path.is_file() for cell in json.loads(path.read_text(encoding="utf-8"))]
-    into.parent.mkdir(parents=True, exist_ok=True)
-    into.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+    write_whole(into, json.dumps(cells, indent=1) + "\n")
     return cells
 
 

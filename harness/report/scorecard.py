@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.report.places import write_whole
+
 Status = Literal["pass", "fail", "refused", "error"]
 _WORST_FIRST: tuple[Status, ...] = ("error", "fail", "pass", "refused")
 NO_TEST_RAN = "no test ran"
@@ -126,6 +128,5 @@ class Scorecard:
 
     def write(self, path: Path) -> None:
         """Write a JSON list of cells, sorted by engine, drafter and invariant."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         rows = [{**self.cells[key].to_json(), "version": self.versions.get(key[0], "")} for key in sorted(self.cells)]
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(rows, indent=1) + "\n")

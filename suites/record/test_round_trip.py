@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from harness.contract import (
     Usage,
 )
 from harness.invariants import judge
-from harness.record import read, write
+from harness.record import NotRecorded, read, write
 from harness.workloads.known import vocabulary
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
@@ -125,3 +126,17 @@ def test_sampling_is_kept(tmp_path: Path) -> None:
     asked = SamplingParams(temperature=0.5, logit_bias=((3, float("-inf")),), stop=("a",), bad_words=((1, 2),), seed=7)
     run = replace(run_of(completion()), requests=(Request(request_id="a", prompt_token_ids=(1, 2), sampling=asked),))
     assert read(write(run, tmp_path)).requests == run.requests
+
+
+@pytest.mark.parametrize("room", [100, 2000])
+def test_a_run_without_room_is_not_half_recorded(tmp_path: Path, room: int) -> None:
+    """Neither file is left, whichever has outgrown what there is."""
+    done = completion(hidden_states=HiddenStates(torch.ones(2, 5000), ()))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(NotRecorded, match=f"{tmp_path}.*: the run was not recorded .*; make room there"):
+            write(run_of(done), tmp_path / "trace")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "trace").iterdir()) == []

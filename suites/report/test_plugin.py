@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -207,3 +208,105 @@ def test_red_is_what_was_found_broken(pytester: pytest.Pytester, red: str, cells
     pytester.runpytest_inprocess("--drafter", "none", "-k", red, "--scorecard", str(card))
     told = json.loads(card.read_text(encoding="utf-8"))
     assert {cell["invariant"] for cell in told if cell["status"] == "fail"} == cells
+
+
+DYING = """
+import os
+import pytest
+
+@pytest.mark.invariant("COUNT-1", "KV-1")
+@pytest.mark.parametrize("dies", [False, True])
+def test_it(lane, dies):
+    if dies:
+        os._exit(1)
+"""
+
+
+def test_a_worker_that_dies_fails_what_it_was_busy_with(pytester: pytest.Pytester) -> None:
+    """An engine may take its process along: the scorecard says so, the command does, and the run goes on."""
+    pytester.makeini("[pytest]")  # its root is here, wherever temporary files lie
+    pytester.makepyfile(DYING)
+    card = pytester.path / "scorecard.json"
+    options = ["-n", "1", "--drafter", "none", "--scorecard", str(card)]
+    assert pytester.runpytest_inprocess(*options).ret == pytest.ExitCode.TESTS_FAILED
+    told = {cell["invariant"]: cell for cell in json.loads(card.read_text(encoding="utf-8"))}
+    assert {name: (cell["status"], cell["examples"]) for name, cell in told.items()} == {
+        "COUNT-1": ("fail", 1),
+        "KV-1": ("fail", 1),
+    }
+    assert "crashed while running" in json.dumps(told["KV-1"])
+
+
+@pytest.mark.parametrize("option", ["--scorecard", "--record"])
+def test_folders_that_take_nothing_are_refused_at_once(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(SMALL_SUITE)
+    (pytester.path / "file").write_text("")
+    result = pytester.runpytest_inprocess("--drafter", "none", option, "file/below/it.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option} *file/below*: *; name a folder that can be written to*"])
+
+
+def test_no_seeds_are_refused(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess("--seeds", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--seeds 0: must be at least 1*"])
+
+
+INTERRUPTED = """
+import pytest
+
+@pytest.mark.invariant("COUNT-1")
+@pytest.mark.parametrize("stop", [False, True])
+def test_it(lane, stop):
+    if stop:
+        raise KeyboardInterrupt
+"""
+
+
+def test_a_run_that_is_interrupted_leaves_no_scorecard(pytester: pytest.Pytester) -> None:
+    """What had passed by then is no verdict on the engine."""
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(INTERRUPTED)
+    card = pytester.path / "scorecard.json"
+    result = pytester.runpytest_inprocess("--drafter", "none", "--scorecard", str(card), no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines([f"{card}: not written, since the run was interrupted"])
+    assert not card.exists()
+
+
+NO_ROOM = """
+import errno
+import pytest
+from harness.record import NotRecorded
+
+@pytest.mark.invariant("COUNT-1")
+def test_it(lane):
+    raise NotRecorded("traces/x: the run was not recorded")
+"""
+
+
+def test_no_room_for_a_record_is_no_fault_of_the_engine(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(NO_ROOM)
+    card = pytester.path / "scorecard.json"
+    pytester.runpytest_inprocess("--drafter", "none", "--scorecard", str(card))
+    assert [cell["status"] for cell in json.loads(card.read_text(encoding="utf-8"))] == ["error"]
+
+
+def test_no_room_for_the_scorecard(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one stays as it was, and the exit code says that this run has none."""
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(SMALL_SUITE)
+    card = pytester.path / "scorecard.json"
+    card.write_text("[]")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    result = pytester.runpytest_inprocess("--drafter", "none", "--scorecard", str(card))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines([f"{card}: not written: No space left on device; *"])
+    assert [path.name for path in pytester.path.rglob("*scorecard.json*")] == ["scorecard.json"]
+    assert card.read_text() == "[]"
