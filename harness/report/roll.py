@@ -23,11 +23,15 @@ class Roll:
 
     def __init__(self, config: pytest.Config) -> None:
         told = getattr(config, "workerinput", {}).get(_INPUT)
-        self._folder = None if told else TemporaryDirectory(prefix="draftproof-roll-")
-        self._file = Path(told) if told else Path(self._folder.name if self._folder else "", "roll.json")
+        self._folder: TemporaryDirectory[str] | None = None
+        self._file = Path(told) if told else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
+        """Of the controller: there are workers, so a file is needed."""
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="draftproof-roll-")
+            self._file = Path(self._folder.name, "roll.json")
         node.workerinput[_INPUT] = str(self._file)
 
     def pytest_unconfigure(self) -> None:
@@ -36,12 +40,13 @@ class Roll:
 
     def call(self, items: Iterable[pytest.Item]) -> None:
         """Of a worker: say what is going to run."""
+        assert self._file is not None
         asked = {item.nodeid: (lane_of(item) or "-", invariant_ids(item)) for item in items if invariant_ids(item)}
         write_whole(self._file, json.dumps(asked))
 
     def of(self, nodeid: str) -> tuple[str, tuple[str, ...]] | None:
         """Lane and invariants of a test; None for one that asks for none."""
-        if not self._file.is_file():
+        if self._file is None or not self._file.is_file():
             return None
         found = json.loads(self._file.read_text(encoding="utf-8")).get(nodeid)
         return None if found is None else (str(found[0]), tuple(found[1]))
