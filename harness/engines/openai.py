@@ -105,7 +105,6 @@ class OpenAIDialect:
             drafters=frozenset([served.method] if served else server.drafters),
             features=frozenset(server.names) - {*(server.without_drafts if setup.drafter is not None else ())} | tuned,
             tells_ranks=False,
-            shows=frozenset({"counters"} if server.counters and self._statistics(setup) else ()),
             **msgspec.structs.asdict(server.semantics),
         )
 

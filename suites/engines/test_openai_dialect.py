@@ -162,8 +162,12 @@ def test_claims_are_what_the_file_names() -> None:
     assert plain.features - drafting.features == {"min_p", "logit_bias"}
     assert {"overlap", "prefix_cache"} <= plain.features
     assert not {"arrival_step", "abort_step", "num_pages", "chunk_size", "return_hidden_states"} & plain.features
-    assert (plain.shows, drafting.shows) == (frozenset(), {"counters"})
-    assert not dialect().capabilities("", replace(SETUP, drafter=DrafterSetup.chain("NGRAM", 2))).shows
+
+
+@pytest.mark.parametrize(("method", "listed"), [("EAGLE", True), ("NGRAM", False)])
+def test_verify_steps_are_read_of_drafters_that_always_draft(method: str, listed: bool) -> None:
+    words = dialect().start("", replace(SETUP, drafter=DrafterSetup.chain(method, 2, Path("/d"))))
+    assert (words["form"]["accepted"] != "", words["counters"] != {}) == (listed, listed)
 
 
 def written(folder: Path, text: str) -> Path:

@@ -177,12 +177,12 @@ def _cut(rows: list[Any] | None, asked: int | None) -> list[Any] | None:
 
 
 def _steps(answer: dict[str, Any], count: int, form: dict[str, Any], choices: int) -> dict[str, Any]:
-    """Accept and draft lengths of the verify steps of a single sample. Steps without drafts are not listed: of a
-    drafter that drafts in every step they are the last, where the context has no room for drafts."""
-    accepted, drafted = at(answer, form["accepted"]), at(answer, form["drafted"])
-    if not form["accepted"] or choices > 1:
+    """Accept and draft lengths of the verify steps of a single sample; nothing where the server tells none of it. Steps
+    without drafts are not listed: of a drafter that drafts in every step they are the last, where the context has no
+    room for drafts. A list that would be empty is left out."""
+    if not form["accepted"] or choices > 1 or at(answer, form["accepted"].rpartition(".")[0]) is None:
         return {}
-    accepted, drafted = accepted or [], drafted or []
+    accepted, drafted = at(answer, form["accepted"]) or [], at(answer, form["drafted"]) or []
     bare = max(count - 1 - sum(accepted) - len(accepted), 0)
     return {"accept_lens": [one + 1 for one in accepted] + [1] * bare, "draft_lens": [*drafted, *([0] * bare)]}
 

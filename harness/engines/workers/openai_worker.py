@@ -80,7 +80,9 @@ class Served:
             raise refused[0]
         answer: dict[str, Any] = {"completions": [done for one in asked for done in one.result()], "idle": True}
         after = self._counters()
-        if before is not None and after is not None:
+        # Without the steps of every request there is nothing that they could be the sum of.
+        whole = all("accept_lens" in done for done in answer["completions"])
+        if before is not None and after is not None and whole:
             answer["counters"] = {name: _less(value, before[name]) for name, value in after.items()}
         return answer
 

@@ -84,6 +84,11 @@ def test_a_request_without_drafts_has_steps_without_drafts(pieces: Any) -> None:
     assert (one["accept_lens"], one["draft_lens"]) == ([1, 1], [0, 0])
 
 
+def test_steps_that_are_not_told_are_not_made_up(pieces: Any) -> None:
+    """vLLM has none of a request that a stop string ended."""
+    assert "accept_lens" not in told(pieces, None, token_ids=[9] * 3)
+
+
 METRICS = """
 # HELP drafts_total Number of drafts.
 drafts_total{engine="0",model="m"} 4.0
