@@ -77,6 +77,8 @@ ASKING: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 1.0, "top_p": 0.9},
     "min_p": {"temperature": 1.0, "min_p": 0.1},
     "seed": {"temperature": 1.0, "seed": 1},
+    "n": {"temperature": 1.0, "n": 2},
+    "greedy_n": {"n": 2},
     "stop": {"stop": ("a",)},
     "stop_token_ids": {"stop_token_ids": (5,)},
     "logprobs": {"logprobs": 1},
