@@ -1,8 +1,9 @@
 """The bug zoo: faults that real engines had, planted in the reference engine. Each must be seen by the invariants that
 it names, and nothing else may be red.
 
-One family = one file with a tuple `MUTANTS`, after a class of docs/bug-catalogue.md; `FAMILIES` registers it. The
-engine does not know that there are mutants: an edit of its source takes the place of a module before that is imported.
+One family = one file with a tuple `MUTANTS`, after a class of docs/bug-catalogue.md, or of several features at once;
+`FAMILIES` registers it. The engine does not know that there are mutants: an edit of its source takes the place of a
+module before that is imported.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FAMILIES = (
     "prefix_cache",
     "padding",
     "performance",
+    "combinations",
 )
 
 __all__ = ["FAMILIES", "BadMutant", "Edit", "Mutant", "family", "from_folder", "zoo"]

@@ -83,7 +83,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ValueError that names the file when it holds none."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: is no JSON ({error}); it is damaged, copy it again") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{file}: holds a {type(raw).__name__}, must be an object with the keys of a configuration")

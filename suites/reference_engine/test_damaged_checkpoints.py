@@ -68,6 +68,7 @@ def test_weights_of_another_form(copies: Callable[[str], EngineSetup], tmp_path:
         (CONFIG, "", "is no JSON"),
         (CONFIG, "[]", "holds a list, must be an object"),
         (CONFIG, "null", "holds a NoneType, must be an object"),
+        pytest.param(CONFIG, "[" * 100_000, "is no JSON", id="deep"),
         (INDEX, "{", "is no JSON"),
         (INDEX, "{}", "weight_map=None: must say"),
         (INDEX, '{"weight_map": ["a"]}', "weight_map=['a']: must say"),
