@@ -67,8 +67,8 @@ class RequestPool:
         request.row = -1
 
     def commit(self, rows: torch.Tensor, emitted: torch.Tensor, counts: torch.Tensor) -> None:
-        """Append emitted [N, w] (its first counts[n] ids, then -1) to the rows [N]."""
+        """Append emitted [N, w] (its first counts[n] ids) to the rows [N]."""
         offsets = torch.arange(emitted.shape[1], device=rows.device)
         columns = self.seq_lens.index_select(0, rows)[:, None] + offsets
-        self.token_ids[rows[:, None], columns] = emitted.clamp(min=0)
+        self.token_ids[rows[:, None], columns] = emitted.masked_fill(offsets >= counts[:, None], 0)
         self.seq_lens.index_add_(0, rows, counts)
