@@ -160,13 +160,13 @@ class VllmDialect:
             "logprobs_mode": "raw_logprobs",
             "block_size": PAGE if setup.page_size is None else setup.page_size,
             "num_gpu_blocks_override": setup.num_pages or _enough_pages(setup, most),
+            # MiMo's configuration class lies beside the checkpoint, with its drafter or without.
+            "trust_remote_code": any(setup.target.glob("configuration_*.py")),
         }
         if setup.drafter is not None:
             words["speculative_config"] = _speculative(setup.drafter)
             if setup.drafter.aux_layer_ids:
                 words["kv_transfer_config"] = CONNECTOR
-            # MiMo's configuration class lies beside the checkpoint.
-            words["trust_remote_code"] = setup.drafter.method == "MTP"
         return words
 
     def request(self, request: Request, setup: EngineSetup) -> Words:

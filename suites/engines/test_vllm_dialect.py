@@ -40,6 +40,15 @@ def test_drafters_by_their_names(method: str, name: str, model: Path | None) -> 
     assert speculative.get("model") == (model and str(model))
 
 
+@pytest.mark.parametrize("drafter", [None, DrafterSetup.chain("MTP", 3)])
+def test_code_beside_a_checkpoint_is_trusted_with_a_drafter_and_without(
+    tmp_path: Path, drafter: DrafterSetup | None
+) -> None:
+    assert not words(target=tmp_path, drafter=drafter)["trust_remote_code"]
+    (tmp_path / "configuration_made_up.py").touch()
+    assert words(target=tmp_path, drafter=drafter)["trust_remote_code"]
+
+
 def test_drafts_that_are_drawn_are_asked_for() -> None:
     drawn = DrafterSetup.chain("EAGLE", 2, Path("/draft"), draft_sample_method="probabilistic")
     assert words(drafter=drawn)["speculative_config"]["draft_sample_method"] == "probabilistic"
