@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def test_the_binaries_were_read(compiled: list[Compiled]) -> None:
 def test_a_second_run_compiles_nothing(compiled: list[Compiled]) -> None:
     before = {path: path.stat().st_mtime_ns for path in CACHE.glob("*.json")}
     again = compile_all(["verify_chain_greedy"], IN_EVERY_RUN)
-    assert again == [r for r in compiled if r.kernel == "verify_chain_greedy" and r.target in IN_EVERY_RUN]
+    first = [r for r in compiled if r.kernel == "verify_chain_greedy" and r.target in IN_EVERY_RUN]
+    # Another process may have compiled it at the same time, and taken other seconds.
+    assert [replace(r, seconds=0.0) for r in again] == [replace(r, seconds=0.0) for r in first]
     assert {path: path.stat().st_mtime_ns for path in CACHE.glob("*.json")} == before
 
 
