@@ -54,14 +54,18 @@ def engine_factory(spec: str) -> EngineFactory:
 
 def is_isolated(spec: str) -> bool:
     """Whether NAME, NAME@VERSION or NAME@PATH runs in a process of its own."""
-    adapter = ENGINES.get(spec.partition("@")[0])
+    adapter = _adapter(spec)
     return adapter is not None and adapter.isolated
 
 
 def is_slow(spec: str) -> bool:
     """Whether NAME, NAME@VERSION or NAME@PATH takes seconds to start."""
-    adapter = ENGINES.get(spec.partition("@")[0])
+    adapter = _adapter(spec)
     return adapter is not None and adapter.slow
+
+
+def _adapter(spec: str) -> Adapter | None:
+    return ENGINES.get(spec.partition("@")[0])
 
 
 def version_of(spec: str) -> str:
@@ -70,7 +74,7 @@ def version_of(spec: str) -> str:
     recipe = recipes().get(name)
     if recipe is not None:
         return environments.version_of(recipe, recipe.python(where))
-    adapter = ENGINES.get(name)
+    adapter = _adapter(spec)
     if adapter is not None and adapter.isolated:
         try:
             return str(getattr(engine_factory(spec), "version", ""))

@@ -24,7 +24,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
 from harness.engines.environments import Pip, Recipe, Step
 from harness.engines.isolated import IsolatedFactory, Words, Worker
-from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.base import refuse_request, refuse_setup, require_least, summed_bias
 from harness.engines.isolated.engine import WORKERS
 from harness.known_answer.gguf import exported
 
@@ -147,15 +147,14 @@ class LlamaCppDialect:
 
     def request(self, request: Request, setup: EngineSetup) -> Words:
         """What is posted to `/completion`. Only a streamed answer tells which tokens came out of one step."""
-        for name, wanted, reason in (
+        refuse_request(
+            request,
             ("return_hidden_states", request.return_hidden_states, "it gives none"),
             ("pooled_hidden", request.pooled_hidden, "it gives none with a text"),
             ("num_speculative_tokens", request.num_speculative_tokens is not None, "set for all requests at its start"),
             ("arrival_step", request.arrival_step, "a server's steps are not seen"),
             ("abort_step", request.abort_step is not None, "a server's steps are not seen"),
-        ):
-            if wanted:
-                raise Refused(f"request {request.request_id!r}: {name}={getattr(request, name)!r}: {reason}")
+        )
         return {
             "id": request.request_id,
             "prompt_token_ids": list(request.prompt_token_ids),
@@ -183,9 +182,7 @@ def _refuse(setup: EngineSetup) -> None:
         ("device", setup.device != "cpu" and setup.device, "this adapter drives it on a CPU; set it to cpu"),
         ("dtype", setup.dtype not in KV_TYPES and setup.dtype, f"must be one of {', '.join(KV_TYPES)}"),
     )
-    for name in ("chunk_size", "max_running", "context_length"):
-        if getattr(setup, name) < 1:
-            raise Refused(f"{name}={getattr(setup, name)}: must be at least 1")
+    require_least(setup, chunk_size=1, max_running=1, context_length=1)
     drafter = setup.drafter
     if drafter is None:
         return
@@ -217,7 +214,8 @@ def _speculative(drafter: DrafterSetup, kv_type: str) -> Mapping[str, Any]:
 def _sampling(request: Request, setup: EngineSetup) -> Words:
     """Fields of `/completion` that say how tokens are chosen."""
     sampling = request.sampling
-    for name, wanted, reason in (
+    refuse_request(
+        request,
         ("min_new_tokens", sampling.min_new_tokens, "llama-server has no such field"),
         ("stop_token_ids", sampling.stop_token_ids, "llama-server has no such field"),
         ("prompt_logprobs", sampling.prompt_logprobs is not None, "llama-server gives none"),
@@ -226,9 +224,7 @@ def _sampling(request: Request, setup: EngineSetup) -> Words:
         ("bad_words", sampling.bad_words, "llama-server has no such field"),
         ("allowed_token_ids", sampling.allowed_token_ids, "llama-server has no such field"),
         ("regex", sampling.regex is not None, "llama.cpp takes grammars and JSON schemas"),
-    ):
-        if wanted:
-            raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
+    )
     words: Words = {
         "n_predict": sampling.max_new_tokens,
         "temperature": sampling.temperature,

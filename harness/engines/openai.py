@@ -21,7 +21,7 @@ import msgspec
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request, SamplingParams, SpecCounters
 from harness.engines import environments, server_file
 from harness.engines.isolated import IsolatedFactory, Words
-from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.base import refuse_request, refuse_setup, require_least, summed_bias
 from harness.engines.isolated.engine import WORKERS
 from harness.engines.server_file import Server, Switch, named
 
@@ -32,6 +32,15 @@ ECHO = "echo"
 """`prompt_logprobs` of a server that gives them in front of the others, when it repeats the prompt."""
 DEFAULTS = EngineSetup(target=Path())
 PLAIN = SamplingParams()
+NO_FIELD = "OpenAI's completions have no such field"
+NOT_ASKED = {
+    "return_hidden_states": False,
+    "pooled_hidden": None,
+    "num_speculative_tokens": None,
+    "arrival_step": 0,
+    "abort_step": None,
+}
+"""Fields of a request that no server is told of, where they ask for nothing."""
 
 
 class OpenAIFactory(IsolatedFactory):
@@ -113,9 +122,7 @@ class OpenAIDialect:
         del version
         server = self.server
         refuse_setup(setup, "an OpenAI-compatible server")
-        for name, least in (("chunk_size", 1), ("max_running", 1), ("context_length", 1), ("num_pages", 0)):
-            if getattr(setup, name) < least:
-                raise Refused(f"{name}={getattr(setup, name)}: must be at least {least}")
+        require_least(setup, chunk_size=1, max_running=1, context_length=1, num_pages=0)
         if server.serves is not None:
             self._must_be_served(setup, server.serves)
         statistics = server.statistics if self._statistics(setup) else None
@@ -147,7 +154,9 @@ class OpenAIDialect:
     def request(self, request: Request, setup: EngineSetup) -> Words:
         """The body of a completion, less what the worker knows: model and prompt."""
         del setup
-        _refuse_request(request)
+        refuse_request(
+            request, *((name, getattr(request, name) != plain, NO_FIELD) for name, plain in NOT_ASKED.items())
+        )
         sampling, body = request.sampling, dict(self.server.always)
         asked = {
             field.name: getattr(sampling, field.name)
@@ -279,19 +288,6 @@ def fingerprint(model: Path) -> str:
     for file in files:
         told.update(f"{file.name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     return told.hexdigest()
-
-
-def _refuse_request(request: Request) -> None:
-    for name, plain in (
-        ("return_hidden_states", False),
-        ("pooled_hidden", None),
-        ("num_speculative_tokens", None),
-        ("arrival_step", 0),
-        ("abort_step", None),
-    ):
-        if getattr(request, name) != plain:
-            value = getattr(request, name)
-            raise Refused(f"request {request.request_id!r}: {name}={value!r}: OpenAI's completions have no such field")
 
 
 def _put(body: dict[str, Any], path: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
 from harness.engines.environments import TORCH, Pip, Recipe, Step
 from harness.engines.isolated import IsolatedFactory, Words
-from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.base import refuse_request, refuse_setup, summed_bias
 from harness.engines.isolated.engine import WORKERS
 
 ALGORITHMS = frozenset({"STANDALONE", "EAGLE", "EAGLE3", "NGRAM"})
@@ -160,12 +160,11 @@ class SglangDialect:
     def request(self, request: Request, setup: EngineSetup) -> Words:
         """What `Engine.async_generate` takes, and when."""
         del setup
-        for name, value in (
-            ("pooled_hidden", request.pooled_hidden),
-            ("num_speculative_tokens", request.num_speculative_tokens),
-        ):
-            if value is not None:
-                raise Refused(f"request {request.request_id!r}: {name}={value!r}: SGLang has no such field")
+        refuse_request(
+            request,
+            ("pooled_hidden", request.pooled_hidden is not None, "SGLang has no such field"),
+            ("num_speculative_tokens", request.num_speculative_tokens is not None, "SGLang has no such field"),
+        )
         sampling = request.sampling
         return {
             "id": request.request_id,
@@ -231,14 +230,13 @@ def _speculative(drafter: DrafterSetup) -> Mapping[str, Any]:
 def _sampling(request: Request) -> Words:
     """Fields of SGLang's `SamplingParams`."""
     sampling = request.sampling
-    for name, wanted, reason in (
+    refuse_request(
+        request,
         ("seed", sampling.seed is not None, "heeded with deterministic inference only, which a CPU has not"),
         ("repetition_penalty", sampling.repetition_penalty != 1.0, "SGLang counts the output only, not the prompt"),
         ("bad_words", sampling.bad_words, "SGLang has no such field"),
         ("allowed_token_ids", sampling.allowed_token_ids, "SGLang has no such field"),
-    ):
-        if wanted:
-            raise Refused(f"request {request.request_id!r}: {name}={getattr(sampling, name)!r}: {reason}")
+    )
     bias = {str(token_id): value for token_id, value in summed_bias(sampling).items()}
     return {
         "n": sampling.n,

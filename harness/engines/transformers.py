@@ -22,7 +22,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request, SamplingParams
 from harness.engines.environments import TORCH, Pip, Recipe, Step
 from harness.engines.isolated import IsolatedFactory, Words
-from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.base import refuse_request, refuse_setup, summed_bias
 from harness.engines.isolated.engine import WORKERS
 
 DRAFTERS = frozenset({"STANDALONE", "NGRAM"})
@@ -116,7 +116,8 @@ class TransformersDialect:
         """`generate`: fields of `GenerationConfig`, to which the worker adds the stop ids of the checkpoint. `drafts`:
         how many tokens are drafted at most."""
         sampling = request.sampling
-        for fault in (*_unknown_fields(request), *_clashes(sampling, setup.drafter)):
+        _refuse_request(request)
+        for fault in _clashes(sampling, setup.drafter):
             raise Refused(f"request {request.request_id!r}: {fault}")
         return {
             "id": request.request_id,
@@ -167,23 +168,20 @@ def _refuse(setup: EngineSetup) -> None:
             raise Refused(f"drafter.{name}={getattr(drafter, name)!r}: {reason}")
 
 
-def _unknown_fields(request: Request) -> list[str]:
+def _refuse_request(request: Request) -> None:
     sampling = request.sampling
-    return [
-        f"{name}={value!r}: {reason}"
-        for name, value, neutral, reason in (
-            ("arrival_step", request.arrival_step, 0, "requests run one after another, there are no steps; use 0"),
-            ("abort_step", request.abort_step, None, "a running generation cannot be aborted; use None"),
-            ("presence_penalty", sampling.presence_penalty, 0.0, "transformers has no such penalty; use 0"),
-            ("frequency_penalty", sampling.frequency_penalty, 0.0, "transformers has no such penalty; use 0"),
-            ("pooled_hidden", request.pooled_hidden, None, "there is no pooling; use None"),
-            ("num_speculative_tokens", request.num_speculative_tokens, None, "the draft length is fixed; use None"),
-            ("allowed_token_ids", sampling.allowed_token_ids, (), "transformers has no such filter; use ()"),
-            ("json_schema", sampling.json_schema, None, "transformers has no grammar backend; use None"),
-            ("regex", sampling.regex, None, "transformers has no grammar backend; use None"),
-        )
-        if value != neutral
-    ]
+    refuse_request(
+        request,
+        ("arrival_step", request.arrival_step, "requests run one after another, there are no steps; use 0"),
+        ("abort_step", request.abort_step is not None, "a running generation cannot be aborted; use None"),
+        ("presence_penalty", sampling.presence_penalty, "transformers has no such penalty; use 0"),
+        ("frequency_penalty", sampling.frequency_penalty, "transformers has no such penalty; use 0"),
+        ("pooled_hidden", request.pooled_hidden is not None, "there is no pooling; use None"),
+        ("num_speculative_tokens", request.num_speculative_tokens is not None, "the draft length is fixed; use None"),
+        ("allowed_token_ids", sampling.allowed_token_ids, "transformers has no such filter; use ()"),
+        ("json_schema", sampling.json_schema is not None, "transformers has no grammar backend; use None"),
+        ("regex", sampling.regex is not None, "transformers has no grammar backend; use None"),
+    )
 
 
 def _clashes(sampling: SamplingParams, drafter: DrafterSetup | None) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from harness.contract import Capabilities, DrafterSetup, EngineSetup, Refused, Request
 from harness.engines.environments import TORCH, Pip, Recipe, RequirementsOf, Step
 from harness.engines.isolated import IsolatedFactory, Words
-from harness.engines.isolated.base import refuse_setup, summed_bias
+from harness.engines.isolated.base import refuse_request, refuse_setup, require_least, summed_bias
 from harness.engines.isolated.engine import WORKERS
 
 METHODS = {
@@ -65,6 +65,7 @@ FEATURES = frozenset(
 )
 NOT_WITH_DRAFTS = frozenset({"min_p", "logit_bias"})
 """vLLM refuses them: "not yet supported with speculative decoding"."""
+NOT_WITH_A_TEXT = "vLLM does not give it with a text"
 PAGE = 32
 """Tokens of a page where none is asked for: its smallest on a CPU, so that pages fill and prefixes are met often."""
 FEW, NO_SIZE = 8, 64
@@ -171,13 +172,12 @@ class VllmDialect:
 
     def request(self, request: Request, setup: EngineSetup) -> Words:
         """What `LLMEngine.add_request` takes, and when. `layers`: those that its hidden states are kept of."""
-        for name, value in (
-            ("return_hidden_states", request.return_hidden_states),
-            ("pooled_hidden", request.pooled_hidden),
-            ("num_speculative_tokens", request.num_speculative_tokens),
-        ):
-            if value is not None and value is not False:
-                raise Refused(f"request {request.request_id!r}: {name}={value!r}: vLLM does not give it with a text")
+        refuse_request(
+            request,
+            ("return_hidden_states", request.return_hidden_states, NOT_WITH_A_TEXT),
+            ("pooled_hidden", request.pooled_hidden is not None, NOT_WITH_A_TEXT),
+            ("num_speculative_tokens", request.num_speculative_tokens is not None, NOT_WITH_A_TEXT),
+        )
         return {
             "id": request.request_id,
             "prompt_token_ids": list(request.prompt_token_ids),
@@ -208,10 +208,7 @@ def _drafts(setup: EngineSetup) -> int:
 def _refuse(setup: EngineSetup) -> None:
     """Raises `Refused` for what vLLM has no word for."""
     refuse_setup(setup, "vLLM")
-    # vLLM takes 0 or less for "no limit" in some of these.
-    for name, least in (("chunk_size", 1), ("max_running", 1), ("context_length", 1), ("num_pages", 0)):
-        if getattr(setup, name) < least:
-            raise Refused(f"{name}={getattr(setup, name)}: must be at least {least}")
+    require_least(setup, chunk_size=1, max_running=1, context_length=1, num_pages=0)
     drafter = setup.drafter
     if drafter is None:
         return

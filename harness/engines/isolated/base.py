@@ -25,6 +25,22 @@ def refuse_setup(setup: EngineSetup, engine: str, *more: tuple[str, object, str]
             raise Refused(f"{name}={wanted!r}: {reason}")
 
 
+def require_least(setup: EngineSetup, **least: int) -> None:
+    """Raises `Refused` for the set-up fields that are less than this, where engines take that for "no limit"."""
+    for name, lowest in least.items():
+        if getattr(setup, name) < lowest:
+            raise Refused(f"{name}={getattr(setup, name)}: must be at least {lowest}")
+
+
+def refuse_request(request: Request, *faults: tuple[str, object, str]) -> None:
+    """Raises `Refused` for the first (field, wanted, reason) of which something is wanted; the field is one of the
+    request or of its sampling parameters."""
+    for name, wanted, reason in faults:
+        if wanted:
+            value = getattr(request if hasattr(request, name) else request.sampling, name)
+            raise Refused(f"request {request.request_id!r}: {name}={value!r}: {reason}")
+
+
 def summed_bias(sampling: SamplingParams) -> dict[int, float]:
     """`logit_bias` by token: of one with two biases the sum counts."""
     bias: dict[int, float] = {}
