@@ -90,7 +90,7 @@ class LlamaCppFactory(IsolatedFactory):
 
     def __init__(self, where: str = "") -> None:
         python = RECIPE.python(where)
-        script, beside = WORKERS / "llama_cpp_worker.py", (WORKERS / "http_json.py",)
+        script, beside = WORKERS / "llama_cpp_worker.py", (WORKERS / "http_json.py", WORKERS / "server_process.py")
         dialect, environment = LlamaCppDialect(), RECIPE.variables
         super().__init__("llama.cpp", dialect, python, script, environment=environment, beside=beside)
 

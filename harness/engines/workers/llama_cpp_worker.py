@@ -6,19 +6,12 @@ errors are the reason.
 
 from __future__ import annotations
 
-import ctypes
-import http.client
 import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -26,7 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from http_json import HttpError, call, events
+from http_json import HttpError, NoAnswer, events
+from server_process import ServerProcess
 from wire import Refused, Tensors, serve
 
 PROGRAM = "llama-server"
@@ -37,13 +31,10 @@ ALWAYS = (
     *("--host", "127.0.0.1", "--threads", "1", "--threads-batch", "1", "--device", "none"),
     *("--fit", "off", "--offline", "--no-ui", "--no-warmup", "--log-colors", "off"),
 )
-POLL = 0.02
-"""Seconds between two looks at a server that starts."""
-PATIENCE = 5.0
-"""Seconds in which it must end when it is told to."""
-PR_SET_PDEATHSIG = 1
 SHOWN = 8
 """Lines of errors that a refusal tells."""
+DYING = 1.0
+"""Seconds in which a server that broke a connection may turn out to be dead."""
 TRIES = 3
 """Ports that are tried: between being found free and being taken, one may be taken by another."""
 
@@ -52,7 +43,7 @@ class Served:
     """One `llama-server`."""
 
     def __init__(self) -> None:
-        self.server: Server | None = None
+        self.server: ServerProcess | None = None
         self.words: dict[str, Any] = {}
         self.used = False
 
@@ -61,13 +52,13 @@ class Served:
 
     def start(self, words: dict[str, Any]) -> dict[str, Any]:
         self.words, self.used = words, False
-        arguments = ["--model", _file(words["model"]), *words["arguments"]]
+        command = [str(find_program()), "--model", _file(words["model"]), *words["arguments"]]
         if words["draft_model"] is not None:
-            arguments += ["--spec-draft-model", _file(words["draft_model"])]
+            command += ["--spec-draft-model", _file(words["draft_model"])]
+        command += [*ALWAYS, "--port", "{port}"]
         for attempt in range(TRIES):
-            self.server = Server(arguments)
             try:
-                self.server.wait_until_it_serves()
+                self.server = ServerProcess(command, {}, {}, "/health", ended)
                 break
             except PortTaken:
                 if attempt == TRIES - 1:
@@ -91,10 +82,12 @@ class Served:
             return _streamed(request, list(events(self.server.address, "/completion", request["body"])))
         except HttpError as error:
             if 400 <= error.status < 500:
-                raise Refused(f"request {request['id']!r}: {_message(error.said)}") from error
+                raise Refused(f"request {request['id']!r}: {error.reason}") from error
             raise RuntimeError(f"request {request['id']!r}: {error}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise RuntimeError(f"request {request['id']!r}: {self.server.fate()}: {error}") from error
+        except NoAnswer as error:
+            code = self.server.exit_code(DYING)
+            fate = "llama-server still runs" if code is None else f"llama-server ended with exit code {code}"
+            raise RuntimeError(f"request {request['id']!r}: {fate}: {error}") from error
 
     def reset(self) -> None:
         """Another process: its cache of prompts cannot be emptied."""
@@ -112,77 +105,16 @@ class PortTaken(RuntimeError):
     """Another process has the port."""
 
 
-class Server:
-    """The process, and what it writes."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        port = _free_port()
-        self.address = f"127.0.0.1:{port}"
-        self._last: deque[str] = deque(maxlen=400)
-        program = find_program()
-        self._process = subprocess.Popen(
-            [str(program), *arguments, *ALWAYS, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            preexec_fn=_die_with_parent,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def wait_until_it_serves(self) -> None:
-        """Raises `Refused` when it ends instead, RuntimeError when it crashes."""
-        while True:
-            code = self._process.poll()
-            if code is not None:
-                self._reader.join(1.0)
-                self._raise_end(code)
-            try:
-                call(self.address, "GET", "/health", timeout=10.0)
-                return
-            except (HttpError, OSError):
-                time.sleep(POLL)
-
-    def fate(self) -> str:
-        """What became of the process, in words."""
-        try:
-            code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return "llama-server still runs"
-        return f"llama-server ended with exit code {code}"
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._last.append(line.rstrip())
-            sys.stderr.write(line)
-            sys.stderr.flush()
-
-    def _raise_end(self, code: int) -> None:
-        said = "\n".join(self._last)
-        if "couldn't bind" in said:
-            raise PortTaken(f"{self.address}: another process has this port")
-        errors = [line for line in self._last if re.search(r"\bE\b|error|fail|ASSERT", line)][-SHOWN:]
-        reason = "\n".join(errors or list(self._last)[-SHOWN:])
-        if code > 0:
-            raise Refused(f"llama-server ended with exit code {code} instead of serving:\n{reason}")
-        raise RuntimeError(f"llama-server crashed at its start (exit code {code}):\n{reason}")
-
-
-def _die_with_parent() -> None:
-    """A worker that is killed cannot end its server."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def ended(code: int, lines: list[str]) -> Exception:
+    """That it ends of its own accord is its refusal, whatever it says."""
+    if any("couldn't bind" in line for line in lines):
+        return PortTaken("llama-server: another process has its port")
+    errors = [line for line in lines if re.search(r"\bE\b|error|fail|ASSERT", line)]
+    reason = "\n".join((errors or lines)[-SHOWN:])
+    if code > 0:
+        refusal: Exception = Refused(f"llama-server ended with exit code {code} instead of serving:\n{reason}")
+        return refusal
+    return RuntimeError(f"llama-server crashed at its start (exit code {code}):\n{reason}")
 
 
 def find_program() -> Path:
@@ -228,24 +160,9 @@ def found_version() -> str:
     return "" if build is None else f"b{build.group(2) or build.group(1)}"
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def _file(model: str) -> str:
     path = Path(model)
     return str(path / GGUF if path.is_dir() else path)
-
-
-def _message(said: str) -> str:
-    """Of an error that llama-server words as JSON; else the whole."""
-    try:
-        return str(json.loads(said)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return said
 
 
 def _streamed(request: dict[str, Any], pieces: list[Any]) -> list[dict[str, Any]]:
@@ -256,7 +173,7 @@ def _streamed(request: dict[str, Any], pieces: list[Any]) -> list[dict[str, Any]
             raise RuntimeError(f"request {request['id']!r}: {piece['error'].get('message', piece['error'])}")
         samples.setdefault(piece["index"], []).append(piece)
     if not samples or any("stop_type" not in parts[-1] for parts in samples.values()):
-        raise ConnectionError(f"the answer broke off after {len(pieces)} pieces")
+        raise NoAnswer(f"the answer broke off after {len(pieces)} pieces")
     return [_completion(request, *samples[index]) for index in sorted(samples)]
 
 

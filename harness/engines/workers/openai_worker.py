@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from http_json import HttpError, NoAnswer, Nonsense, call, fetch
 from openai_answers import NoCompletion, Pieces, completions, counters
-from server_process import ServerFailure, ServerProcess
+from server_process import ServerFailure, ServerProcess, declines
 from wire import Refused, Tensors, refuse_ours, renamed, serve
 
 TOGETHER = 64
@@ -58,7 +58,7 @@ class Served:
             places, drafter = dict(words["places"]), words["places"].get("drafter")
             if drafter and words["renamed"]:
                 places["drafter"] = renamed(Path(drafter), words["renamed"])
-            how = (words["environment"], words["health"], words["refusals"], words["patience"])
+            how = (words["environment"], words["health"], declines(words["refusals"]), words["patience"])
             self.process = ServerProcess(words["command"], places, *how)
             self.address = self.process.address
         served = self._told("GET", "/v1/models", None).get("data") or [{}]

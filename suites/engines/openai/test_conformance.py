@@ -64,7 +64,7 @@ context_length = 128
 def running(target: Path) -> Iterator[str]:
     """A server that somebody else has started -> its address."""
     command = [sys.executable, str(FAKE), "--target", "{target}", "--port", "{port}", "--dtype", "float32"]
-    server = ServerProcess(command, {"target": str(target)}, {}, "/health", (), 20.0)
+    server = ServerProcess(command, {"target": str(target)}, {}, "/health", patience=20.0)
     try:
         yield server.address
     finally:
