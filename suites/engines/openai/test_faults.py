@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         one.close()
 
 
-def asks(place: int = 0, **sampling: object) -> Request:
-    params = SamplingParams(max_new_tokens=7, **sampling)  # type: ignore[arg-type]
+def asks(place: int = 0, **sampling: Any) -> Request:
+    params = SamplingParams(max_new_tokens=7, **sampling)
     return Request(request_id=f"q{place}", prompt_token_ids=WALK.prompt(3 + place, place), sampling=params)
 
 
