@@ -148,6 +148,14 @@ def _slow(config: pytest.Config) -> bool:
     return is_slow(engine)
 
 
+def _showing(config: pytest.Config) -> set[str]:
+    """Tests that show what is known to be wrong with the engine."""
+    from harness.report.findings import read
+
+    engine = str(config.getoption("--engine")).partition("@")[0]
+    return {test for finding in read() if finding.engine == engine for test in finding.shown_by}
+
+
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool, shared: str | None) -> None:
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.internal.conjecture import providers
@@ -257,7 +265,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from harness.workloads.lanes import LANES, taken
 
         lanes = taken(config.getoption("--engine")) if _isolated(config) else list(LANES)
-        dropped |= out_of_turn((item for item in items if item not in dropped), lanes)
+        dropped |= out_of_turn((item for item in items if item not in dropped), lanes, _showing(config))
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]

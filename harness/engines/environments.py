@@ -46,17 +46,18 @@ Step = Pip | RequirementsOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the environment of an engine is made. `package`: the distribution whose version counts, or that of the first
-    of `others` which is there. `version`: the one that is taken when none is named. `imports` must import in it;
-    `programs`, by name with the command that brings them, must be on the path; `variables` is what its process needs in
-    its environment. `here`: the harness's own environment has it too, in that version, and serves where no other is
-    named."""
+    """How the environment of an engine is made. `package`: the distribution whose version counts, or that of the
+    first of `others` which is there. `version`: the one that is taken when none is named. `imports` must import in
+    it, once `before_imports` has run, as its worker does; `programs`, by name with the command that brings them, must
+    be on the path; `variables` is what its process needs in its environment. `here`: the harness's own environment
+    has it too, in that version, and serves where no other is named."""
 
     engine: str
     package: str
     version: str
     steps: Callable[[str], tuple[Step, ...]]
     imports: tuple[str, ...]
+    before_imports: str = ""
     others: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +65,10 @@ class Recipe:
 
     def folder(self, version: str) -> Path:
         return FOLDER / f"{self.engine}-{version}"
+
+    def trial(self, python: Path, module: str) -> list[str]:
+        """The command that shows whether a module imports."""
+        return [str(python), "-s", "-c", f"{self.before_imports}\nimport {module}"]
 
     def installed(self) -> dict[str, Path]:
         """Python of each version that has been installed to the end."""
@@ -109,7 +114,7 @@ def doctor(recipe: Recipe, where: str = "") -> Iterator[Ailment]:
         yield Ailment(str(error).partition(";")[0], install)
         return
     for module in recipe.imports:
-        code, said = _run([str(python), "-s", "-c", f"import {module}"], recipe.variables, PATIENCE)
+        code, said = _run(recipe.trial(python, module), recipe.variables, PATIENCE)
         if code:
             last = said.strip().splitlines()[-1:] or ["no word why"]
             yield Ailment(f"{python}: `import {module}` fails: {last[0]}", install)
@@ -158,7 +163,7 @@ def install(recipe: Recipe, version: str, say: Callable[[str], None], python: st
         _must([str(inside), "-m", "pip", "install", "--disable-pip-version-check", *arguments], log)
     for module in recipe.imports:
         say(f"trying it: import {module}")
-        code, said = _run([str(inside), "-s", "-c", f"import {module}"], recipe.variables, PATIENCE)
+        code, said = _run(recipe.trial(inside, module), recipe.variables, PATIENCE)
         if code:
             raise RuntimeError(f"{recipe.engine} {version} is installed and `import {module}` fails:\n{_tail(said)}")
     (folder / STAMP).write_text(json.dumps(_stamp(recipe, version)), encoding="utf-8")

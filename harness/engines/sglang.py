@@ -86,6 +86,9 @@ RECIPE = Recipe(
     version="0.5.23",
     steps=_steps,
     imports=("sglang",),
+    before_imports=(
+        "import sys, types; sys.modules['torchvision._meta_registrations'] = types.ModuleType('_meta_registrations')"
+    ),
     programs={"g++": "apt-get install g++   (NGRAM compiles its corpus)"},
     variables={
         "SGLANG_USE_CPU_ENGINE": "1",

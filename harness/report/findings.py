@@ -20,7 +20,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One fault or difference of an engine, told in docs/findings.md under the same `id`.
 
     `cells`: invariants by drafter lane, `*` for every lane. `sometimes`: it does not show in every run, such as memory
-    that was never written.
+    that was never written. `shown_by`: tests, as `test_file.py::test[LANE-...]`, that show it and so run
+    whosever turn it is (`rotation`).
     """
 
     id: str
@@ -30,6 +31,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str
     cells: Mapping[str, tuple[str, ...]]
     sometimes: bool = False
+    shown_by: tuple[str, ...] = ()
 
     def explains(self, drafter: str, invariant: str) -> bool:
         return invariant in (*self.cells.get(drafter, ()), *self.cells.get(ANY, ()))

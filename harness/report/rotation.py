@@ -5,7 +5,7 @@ suite: that of a slow engine, each of whose set-ups takes seconds to start, take
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
@@ -30,30 +30,31 @@ def asked_for_by_name(config: pytest.Config, suite: Path, *, slow: bool = False)
     return any(root.resolve().is_relative_to(suite) and not (slow and root.resolve() == suite) for root in roots)
 
 
-def out_of_turn(items: Iterable[pytest.Item], lanes: Sequence[str]) -> set[pytest.Item]:
+def out_of_turn(
+    items: Iterable[pytest.Item], lanes: Sequence[str], always: Collection[str] = frozenset()
+) -> set[pytest.Item]:
     """The items whose turn it is not. No cell of the scorecard and no test is left empty. Those of other lanes than
-    `lanes` are let alone: an engine declines them at the door."""
+    `lanes` are let alone: an engine declines them at the door. `always`: names of tests, with their parameters, that do
+    not rest."""
+    taking_turns = [item for item in items if lane_of(item) in lanes and invariant_ids(item)]
     places: dict[str, int] = {}
     resting: list[pytest.Item] = []
     left = Counter[Hashable]()
-    for item in items:
-        lane = lane_of(item)
-        if lane not in lanes or not invariant_ids(item):
-            continue
-        assert lane is not None
+    due = _due(taking_turns)
+    for item in taking_turns:
+        lane = str(lane_of(item))
         place = places.setdefault(_test(item, lane), len(places))
         turns = PROPERTY_TURNS if is_property(item) else TURNS
-        if (place + lanes.index(lane)) % turns == 0:
-            left.update(_due(item, lane))
+        if (place + lanes.index(lane)) % turns == 0 or item.nodeid.rpartition("/")[2] in always:
+            left.update(due[item])
         else:
             resting.append(item)
     dropped = set()
     for item in resting:
-        due = _due(item, str(lane_of(item)))
-        if all(left[one] for one in due):
+        if all(left[one] for one in due[item]):
             dropped.add(item)
         else:
-            left.update(due)
+            left.update(due[item])
     return dropped
 
 
@@ -68,6 +69,15 @@ def _test(item: pytest.Item, lane: str) -> str:
     return item.nodeid.replace(f"[{lane}", "[", 1)
 
 
-def _due(item: pytest.Item, lane: str) -> list[Hashable]:
-    """What must run at least once: each cell, and each test."""
-    return [*((lane, name) for name in invariant_ids(item)), _test(item, lane)]
+def _due(items: Iterable[pytest.Item]) -> dict[pytest.Item, list[Hashable]]:
+    """What each item stands for, and must run at least once: its test, and the cells of which no test asks for less. A
+    test that asks for more may fail for another invariant, and then tells nothing of this one."""
+    asked = {item: (str(lane_of(item)), invariant_ids(item)) for item in items}
+    fewest: dict[tuple[str, str], int] = {}
+    for lane, names in asked.values():
+        for name in names:
+            fewest[lane, name] = min(len(names), fewest.get((lane, name), len(names)))
+    return {
+        item: [*((lane, name) for name in names if fewest[lane, name] == len(names)), _test(item, lane)]
+        for item, (lane, names) in asked.items()
+    }

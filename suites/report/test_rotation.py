@@ -66,6 +66,21 @@ def test_no_test_is_left_out() -> None:
     assert names == {"test_everywhere", *(f"test_{number}" for number in range(TURNS))}
 
 
+def test_a_cell_is_kept_by_a_test_that_asks_for_little() -> None:
+    """One that asks for more may fail for another invariant, and then tells nothing of this one."""
+    found = items({"test_wide": ("A-1", "B-1"), "test_narrow": ("A-1",)})
+    narrow = [one for one in kept(found) if one.nodeid.startswith("test_narrow")]
+    assert [one.callspec.params["lane"] for one in narrow] == LANES
+
+
+def test_what_shows_a_finding_does_not_rest() -> None:
+    found = items({f"suites/x/test_x.py::test_{number}": ("A-1",) for number in range(2 * TURNS)})
+    always = {"test_x.py::test_2[lane0]", "test_x.py::test_3[lane1]"}
+    left = [one for one in found if one not in out_of_turn(found, LANES, always)]
+    assert {one.nodeid.rpartition("/")[2] for one in left} >= always
+    assert len(left) == len(kept(found)) + len(always)
+
+
 @pytest.mark.parametrize(("where", "ids"), [(None, ("A-1",)), ("lane3", ())])
 def test_what_is_no_conformance_test_always_runs(where: str | None, ids: tuple[str, ...]) -> None:
     found = [Item(**vars(item(f"test_{number}", where, *ids))) for number in range(8)]
