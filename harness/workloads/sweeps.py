@@ -109,23 +109,28 @@ def minimum_lengths(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
 
 
 def ends_of_sequence(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:
-    """EOS at every output position p against every cap m, obeyed and ignored. For a family that reaches EOS."""
+    """EOS at every output position p against every cap m: obeyed, ignored, and ignored with a stop id of the request's
+    own right behind it. For a family that reaches EOS."""
     size = depth(k)
-    before = {}
+    streams = {}
     for token in vocabulary.ordinary:
-        stream = vocabulary.continue_((token,), size)
-        if vocabulary.eos_token_id in stream:
-            before[stream.index(vocabulary.eos_token_id)] = (token,)
-    return tuple(
-        Request(
-            request_id=f"p{position}-m{cap}-{'ignored' if ignored else 'obeyed'}",
-            prompt_token_ids=before[position],
-            sampling=SamplingParams(max_new_tokens=cap, ignore_eos=ignored),
-        )
-        for position in sorted(before)
-        for cap in range(1, size + 1)
-        for ignored in (False, True)
-    )
+        stream = vocabulary.continue_((token,), size + 1)
+        if vocabulary.eos_token_id in stream[:size]:
+            streams[stream.index(vocabulary.eos_token_id)] = (token, stream)
+    requests = []
+    for position, (token, stream) in sorted(streams.items()):
+        ends: dict[str, dict[str, Any]] = {
+            "obeyed": {},
+            "ignored": {"ignore_eos": True},
+            "stopped": {"ignore_eos": True, "stop_token_ids": (stream[position + 1],)},
+        }
+        for cap in range(1, size + 1):
+            for name, flags in ends.items():
+                sampling = SamplingParams(max_new_tokens=cap, **flags)
+                requests.append(
+                    Request(request_id=f"p{position}-m{cap}-{name}", prompt_token_ids=(token,), sampling=sampling)
+                )
+    return tuple(requests)
 
 
 def caps(vocabulary: Vocabulary, k: int) -> tuple[Request, ...]:

@@ -104,4 +104,4 @@ def test_end_of_sequence_falls_on_every_position() -> None:
     requests = ends_of_sequence(words, 3)
     positions = {words.continue_(r.prompt_token_ids, size).index(words.eos_token_id) for r in requests}
     assert positions == set(range(size))
-    assert len(requests) == size * size * 2
+    assert len(requests) == size * size * 3
