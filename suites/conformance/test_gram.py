@@ -69,7 +69,7 @@ def test_a_grammar_alone_that_leads_nowhere(lane: Lane) -> None:
     lane.check(gram_1(run, WALK.text) + finish_1(agreed, oracle(agreed), detokenize=WALK.text))
 
 
-@pytest.mark.invariant("GRAM-1")
+@pytest.mark.invariant("EQUAL-1", "GRAM-1")
 def test_with_and_without(lane: Lane) -> None:
     requests = grammars(lane)
     lane.check(equal_1(lane.run(requests, **WIDE), lane.baseline(requests, **WIDE)))
