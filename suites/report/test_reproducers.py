@@ -96,6 +96,16 @@ def test_a_wrong_answer(make: Make, setup: EngineSetup, tmp_path: Path) -> None:
     assert "EQUAL-1: tokens differ" in said
 
 
+def test_what_is_not_in_the_tokens(make: Make, setup: EngineSetup, tmp_path: Path) -> None:
+    """The script cannot judge it, and says so."""
+    found = reproduce(make(""), failure(setup, "COUNT-1: a row too few", lambda *_: True), tmp_path / "kept", 20.0)
+    assert found is not None
+    code, said = again(found)
+    assert code == 2
+    assert "The tokens are as expected. What the check found:\nCOUNT-1: a row too few" in said
+    assert "finish_reason length" in said
+
+
 def test_what_does_not_fail_again_leaves_nothing(make: Make, setup: EngineSetup, tmp_path: Path) -> None:
     assert reproduce(make(""), failure(setup, "EQUAL-1: once", lambda *_: False), tmp_path / "kept", 5.0) is None
     assert not (tmp_path / "kept").exists()

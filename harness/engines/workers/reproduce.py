@@ -2,7 +2,8 @@
 engine and the folder in which it lies.
 
 `case.json` says what is asked, what is expected and what came when the check failed. Exits 1 while the engine still
-gives something else than what is expected, or fails.
+gives other tokens than those expected, or fails; 2 where the tokens are as expected, so that what the check found must
+be in what is printed beside them.
 """
 
 from __future__ import annotations
@@ -38,11 +39,19 @@ def main() -> int:
         say(f"{name}: prompt {one['prompt_token_ids']}")
         for told, tokens in (("expected", expected), ("then", then), ("now", list(one["token_ids"]))):
             say(f"  {told:9}{tokens}")
-        for field in ("accept_lens", "draft_lens"):
+        for field in ("finish_reason", "accept_lens", "draft_lens"):
             if one.get(field) is not None:
                 say(f"  {field} {one[field]}")
+        if one.get("logprobs") is not None:
+            say(f"  {len(one['logprobs'])} rows of logprobs")
+        if one.get("hidden_states") is not None:
+            rows = one["hidden_states"]
+            say(f"  hidden states: {rows['prefill']['shape']}, then {[row['shape'] for row in rows['decode']]}")
         wrong += expected is not None and list(one["token_ids"]) != expected
-    return int(bool(wrong))
+    if not wrong:
+        say("The tokens are as expected. What the check found:")
+        say(case["why"])
+    return 1 if wrong else 2
 
 
 def say(line: Any) -> None:
