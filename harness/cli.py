@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ci.campaign import campaign
@@ -53,7 +53,13 @@ def run(
         Path | None, typer.Option(help="Python of an environment of your own that has the engine.")
     ] = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Only this drafter lane; repeatable.")] = None,
-    invariant: Annotated[list[str] | None, typer.Option(help="Only this invariant; repeatable.")] = None,
+    invariant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only the tests of this invariant, and of the scorecard its cells alone; repeatable. What these tests "
+            "find broken beside it is shown, too."
+        ),
+    ] = None,
     tier: Annotated[str, typer.Option(help="fast, or full: more examples and long sweeps.")] = "fast",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each seeded scenario runs with.")] = 1,
     kernels: Annotated[str, typer.Option(help="auto, torch or triton: what computes the reference engine.")] = "auto",
@@ -64,7 +70,12 @@ def run(
         bool, typer.Option("--explained", help="Fail on what ci/findings.toml does not explain, and on that alone.")
     ] = False,
 ) -> None:
-    """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty."""
+    """Run the conformance suite. Exits non-zero when a cell fails, errs or stayed empty; 130 when interrupted.
+
+    The files replace those of an earlier run in --out, also where --drafter or --invariant ask for a part of it.
+    """
+    from harness.report.session import INTERRUPTED, Interrupted, run_all, run_one
+
     if kernels not in ("auto", "torch", "triton"):
         raise typer.BadParameter(f"--kernels {kernels}: must be auto, torch or triton")
     if workers != "auto" and not workers.isdecimal():
@@ -81,7 +92,12 @@ def run(
         for value in values or ():
             arguments += [option, value]
     names = _named(engine or ["reference"], engine_python)
-    code = _run_one(names[0], arguments, out) if len(names) == 1 else _run_all(names, arguments, out)
+    try:
+        code, differ = run_all(names, arguments, out) if len(names) > 1 else (run_one(names[0], arguments, out), "")
+    except Interrupted as interrupted:
+        typer.echo(str(interrupted), err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    typer.echo(differ, nl=False)
     raise typer.Exit(_unexplained(names, out) if explained and code in (0, 1) else code)
 
 
@@ -92,24 +108,6 @@ def _named(engines: list[str], python: Path | None) -> list[str]:
     if len(engines) > 1 or "@" in engines[0]:
         raise typer.BadParameter(f"--engine-python goes with one --engine and no version, not {', '.join(engines)}")
     return [f"{engines[0]}@{python.absolute()}"]
-
-
-def _asked(engine: str, arguments: list[str], out: Path) -> list[str]:
-    """What pytest is told to run one engine, with its files in `out`."""
-    from harness.report.progress import ON_A_TERMINAL
-
-    shown = ON_A_TERMINAL if Console().is_interactive else ()
-    files = ["--scorecard", str(out / "scorecard.json"), f"--junitxml={out / 'junit.xml'}"]
-    return [*arguments, *shown, "--engine", engine, *files]
-
-
-def _run_one(engine: str, arguments: list[str], out: Path) -> int:
-    import pytest
-
-    # Of a run that is killed nothing is left, rather than what an earlier one found.
-    for name in ("scorecard.json", "junit.xml"):
-        (out / name).unlink(missing_ok=True)
-    return int(pytest.main(_asked(engine, arguments, out)))
 
 
 def _unexplained(engines: list[str], out: Path) -> int:
@@ -128,34 +126,20 @@ def _unexplained(engines: list[str], out: Path) -> int:
     return int(bool(found))
 
 
-def _run_all(engines: list[str], arguments: list[str], out: Path) -> int:
-    """One after another, each in a session of its own, and then what differs."""
-    from harness.report.compare import differences, merged
-
-    codes, cards = [], {}
-    for engine in engines:
-        folder = out / engine.replace("/", "_").replace(":", "_")
-        cards[engine] = folder / "scorecard.json"
-        cards[engine].unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", *_asked(engine, arguments, folder)]
-        codes.append(subprocess.run(command, check=False).returncode)
-    typer.echo(differences(merged(cards, out / "scorecard.json"), engines), nl=False)
-    return max(codes)
-
-
 @app.command()
 def invariants() -> None:
-    """List the catalogue: id, statement and the observations that each invariant needs."""
+    """List the catalogue: id, the observations that each invariant needs, and its statement."""
     from harness.invariants import INVARIANTS
+    from harness.report.table import show
     from harness.workloads.lanes import AT_THE_DOOR, catalogue
 
-    table = Table("id", "statement", "needs", box=None, pad_edge=False)
+    table = Table("id", "needs", "statement", box=None, pad_edge=False)
     for name in catalogue():
         if name in AT_THE_DOOR:
-            table.add_row(name, AT_THE_DOOR[name], "start-up")
+            table.add_row(name, "start-up", escape(AT_THE_DOOR[name]))
         else:
-            table.add_row(name, INVARIANTS[name].statement, ", ".join(sorted(INVARIANTS[name].needs)))
-    Console().print(table)
+            table.add_row(name, ", ".join(sorted(INVARIANTS[name].needs)), escape(INVARIANTS[name].statement))
+    show(table)
 
 
 @app.command()
@@ -166,14 +150,15 @@ def kernels(
     """List the Triton kernels, or compile them: registers / spills / shared memory (bytes) of every binary. Exits
     non-zero when one does not compile, or spills more than it accounts for."""
     from harness.report import kernels as tables
+    from harness.report.table import show
 
     tables.require_triton()
     names = tables.chosen(kernel or ())
     if not compile_:
-        Console().print(tables.catalogue(names))
+        show(tables.catalogue(names))
         return
     table, objections = tables.compiled(names, os.cpu_count() or 1)
-    Console().print(table)
+    show(table)
     for objection in objections:
         typer.echo(objection, err=True)
     raise typer.Exit(1 if objections else 0)

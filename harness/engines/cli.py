@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from harness.engines import ENGINES, engine_factory, recipes
 from harness.engines.environments import Recipe, doctor, install, newest, version_of
 from harness.engines.server_file import presets
+from harness.report.table import show
 
 app = typer.Typer(help="Engines that can be tested.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def list_engines() -> None:
             table.add_row(name, "", ", ".join(f"{name}@{server}" for server in presets()) + f", or {name}@FILE.toml")
         else:
             table.add_row(name, "", "in this environment")
-    Console().print(table)
+    show(table)
 
 
 @app.command("doctor")

@@ -28,7 +28,7 @@ class ScorecardCollector:
         self.scorecard = Scorecard()
         self.is_worker = hasattr(config, "workerinput")
         self.interrupted = False
-        self.left_out = ""
+        self.left_out = self.written = ""
         self.roll = Roll(config)
         config.pluginmanager.register(self.roll, "draftproof-roll")
 
@@ -124,14 +124,17 @@ class ScorecardCollector:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.is_worker or self.config.option.collectonly:
             return
-        if self._complete(session):
+        whole = self._complete(session)
+        if whole:
             self._expect_every_cell()
+        self.scorecard.narrow(self.config.getoption("--invariant"))
         if not self.scorecard.cells:
             return
         from harness.workloads.lanes import LANES
 
         self.scorecard.order(list(LANES))
         self._note_version()
+        self.scorecard.part = self._part(whole)
         target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / "scorecard.json"
         if self.interrupted:
             self.left_out = f"{target}: not written, since the run was interrupted"
@@ -142,8 +145,16 @@ class ScorecardCollector:
             self.left_out = f"{target}: not written: {error.strerror or error}; make room, or name another folder"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
             return
+        self.written = f"written: {target}" + (f", a part of a run: {self.scorecard.part}" if self.scorecard.part else "")
         if not self.scorecard.ok and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _part(self, whole: bool) -> str:
+        """Which part of a whole run this one is, in the words that asked for it; empty for a whole one."""
+        asked = [
+            f"{option} {value}" for option in ("--drafter", "--invariant") for value in self.config.getoption(option)
+        ]
+        return " ".join(asked) if asked and whole else "" if whole else "some of its tests"
 
     def _note_version(self) -> None:
         from harness.engines import version_of
@@ -182,10 +193,12 @@ class ScorecardCollector:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.is_worker or not self.scorecard.cells:
             return
-        from harness.report.table import render
+        if not self.interrupted:
+            from harness.report.table import render
 
-        terminalreporter.section("scorecard")
-        terminalreporter.write(render(self.scorecard, colour=terminalreporter.hasmarkup))
+            terminalreporter.section("scorecard")
+            terminalreporter.write(render(self.scorecard, colour=terminalreporter.hasmarkup))
+            terminalreporter.write_line(self.written)
         if self.left_out:
             terminalreporter.write_line(self.left_out, red=True)
 

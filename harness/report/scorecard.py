@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -92,10 +92,11 @@ class Cell:
 @dataclass(slots=True)
 class Scorecard:
     """Cells by (engine, drafter, invariant). `expect` first, then `add` what ran, in any order. `versions` of engines,
-    as far as they are known."""
+    as far as they are known. `part`: which part of a whole run this is, empty for all of it."""
 
     cells: dict[tuple[str, str, str], Cell] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    part: str = ""
 
     def expect(self, engine: str, drafter: str, invariants: Iterable[str]) -> None:
         """Declare cells that must not stay empty."""
@@ -110,6 +111,16 @@ class Scorecard:
             return engine, drafters.index(drafter) if drafter in drafters else len(drafters), invariant
 
         self.cells = {key: self.cells[key] for key in sorted(self.cells, key=place)}
+
+    def narrow(self, invariants: Collection[str]) -> None:
+        """Leave out the cells of other invariants, if there are any that were asked for: a test that was run for one of
+        these goes into all cells that it asks for, and fills the others in part. What is red stays."""
+        if invariants:
+            self.cells = {
+                key: cell
+                for key, cell in self.cells.items()
+                if cell.invariant in invariants or cell.status in ("fail", "error")
+            }
 
     def add(self, outcome: Outcome) -> None:
         for invariant in outcome.invariants:
@@ -128,5 +139,8 @@ class Scorecard:
 
     def write(self, path: Path) -> None:
         """Write a JSON list of cells, sorted by engine, drafter and invariant."""
-        rows = [{**self.cells[key].to_json(), "version": self.versions.get(key[0], "")} for key in sorted(self.cells)]
+        rows = [
+            {**self.cells[key].to_json(), "version": self.versions.get(key[0], ""), "part": self.part}
+            for key in sorted(self.cells)
+        ]
         write_whole(path, json.dumps(rows, indent=1) + "\n")

@@ -1,10 +1,11 @@
-"""The scorecard as a terminal table: invariants down, drafters across, 80 columns at most."""
+"""The scorecard as a terminal table: invariants down, drafters across, 80 columns at most; and how lists are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from io import StringIO
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +33,21 @@ def render(scorecard: Scorecard, *, colour: bool) -> str:
     console.print(_summary(scorecard))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def show(table: Table) -> None:
+    """Print it: as wide as the terminal, or with a line for each row where there is none."""
+    console = Console()
+    if console.is_terminal:
+        console.print(table)
+        return
+    text = StringIO()
+    # A measure is bounded by the width that it is taken in.
+    wide = Console(file=text, width=10_000, color_system=None)
+    wide.width = max(1, wide.measure(table).maximum)
+    wide.print(table)
+    for line in text.getvalue().splitlines():
+        typer.echo(line.rstrip())
 
 
 def _panels(cells: Sequence[Cell]) -> list[list[str]]:

@@ -24,7 +24,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """An entry of `scorecard.json`."""
+    """An entry of `scorecard.json`. `part`: which part of a whole run was asked for, empty for all of it."""
 
     engine: str
     drafter: str
@@ -34,6 +34,7 @@ class Cell(msgspec.Struct, frozen=True):
     examples: int = 0
     seconds: Seconds = 0.0
     message: str = ""
+    part: str = ""
     failures: tuple[Failure, ...] = ()
 
     @property

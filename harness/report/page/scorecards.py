@@ -118,10 +118,12 @@ def summary(card: Card, explained: int = 0) -> tuple[str, str]:
     known = f", {explained} of the red explained" if explained else ""
     examples = sum(cell.examples for cell in card.cells)
     seconds = sum(cell.seconds for cell in card.cells)
-    return (
-        verdict,
-        f"{plural(len(card.cells), 'cell')}: {', '.join(parts)}{known}; {examples} examples, {seconds:.0f} s",
-    )
+    told = f"{plural(len(card.cells), 'cell')}: {', '.join(parts)}{known}; {examples} examples, {seconds:.0f} s"
+    return verdict, "; ".join([told, *(f"a part of a run: {part}" for part in distinct(_parts(card)))])
+
+
+def _parts(card: Card) -> list[str]:
+    return [cell.part for cell in card.cells if cell.part]
 
 
 def _version(card: Card) -> str:
