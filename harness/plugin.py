@@ -118,6 +118,9 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = EXAMPLES[config.getoption("--tier")] * config.getoption("--seeds")
     shrink = not config.getoption("--no-shrink") and not _isolated(config)
     _load_hypothesis_profile(examples, shrink=shrink, shared=config.getoption("--examples"))
+    # pytest-benchmark makes its folder as it starts, wherever that is, also where nothing is measured.
+    if getattr(config.option, "benchmark_storage", "") == "file://./.benchmarks":
+        config.option.benchmark_storage = f"file://{config.rootpath / 'build' / 'benchmarks'}"
     _refuse_unknown_names(config)
     _refuse_folders_that_take_nothing(config)
     config.pluginmanager.register(ScorecardCollector(config), "draftproof-scorecard")

@@ -20,6 +20,7 @@ from harness.report.page.provenance import draw, wrong_rows
 from harness.report.page.recordings import Block, Recording, Row, Strip
 from harness.report.page.trees import examples
 from harness.report.page.trends import series
+from harness.report.scorecard import Scorecard
 from suites.registration import suite
 from suites.report.html_tree import Element, parse
 from suites.report.page_data import REPRODUCER, VIOLATION, baselines, kill_matrix, outcome, record, scorecard
@@ -103,6 +104,19 @@ def test_an_engine_that_refuses_everything_has_not_passed(tmp_path: Path) -> Non
     document = shown(page.read([scorecard(tmp_path / "s.json", outcome("refused", "EAGLE", "ALIAS-1"))]))
     (line,) = document.all("ul", class_="summary")
     assert "⊘ refused" in line.text
+
+
+def test_a_card_says_that_it_is_a_part_of_a_run(tmp_path: Path) -> None:
+    cards = []
+    for number, part in enumerate(("", "--drafter EAGLE --invariant ALIAS-1")):
+        made = Scorecard(part=part)
+        made.add(outcome("pass", "EAGLE", "ALIAS-1", engine=f"engine-{number}"))
+        cards.append(tmp_path / f"{number}.json")
+        made.write(cards[-1])
+    (lines,) = shown(page.read(cards)).all("ul", class_="summary")
+    whole, _, narrowed = lines.text.partition("engine-1")
+    assert "a part of a run" not in whole
+    assert "a part of a run: --drafter EAGLE --invariant ALIAS-1" in narrowed
 
 
 def test_a_red_cell_that_a_finding_explains_says_so(tmp_path: Path) -> None:

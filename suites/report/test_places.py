@@ -82,10 +82,3 @@ def test_values_that_no_run_can_have(
 ) -> None:
     told = said(monkeypatch, capsys, "run", option, value)
     assert option in told
-
-
-def test_a_run_that_is_killed_leaves_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("scorecard.json", "junit.xml"):
-        (tmp_path / name).write_text("old")
-    monkeypatch.setattr(pytest, "main", lambda _arguments: len(list(tmp_path.iterdir())))
-    assert cli._run_one("reference", [], tmp_path) == 0

@@ -169,13 +169,33 @@ def test_a_cell_without_a_test_fails_the_run(pytester: pytest.Pytester, workers:
     assert {cell["version"] for cell in cells} == {version("draftproof")}
 
 
-@pytest.mark.parametrize("narrowed", [("--invariant", "COUNT-1"), ("-k", "something")])
-def test_what_was_not_asked_for_is_not_missed(pytester: pytest.Pytester, narrowed: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("narrowed", "part"),
+    [
+        ((), ""),
+        (("--drafter", "none"), "--drafter none"),
+        (("--drafter", "none", "--invariant", "COUNT-1"), "--drafter none --invariant COUNT-1"),
+        (("-k", "something"), "some of its tests"),
+        (("-k", "something", "--drafter", "none"), "some of its tests"),
+    ],
+)
+def test_a_scorecard_says_of_which_part_of_a_run_it_is(
+    pytester: pytest.Pytester, narrowed: tuple[str, ...], part: str
+) -> None:
+    """In the file and in the last line. What was not asked for is neither missed nor shown."""
     pytester.makeini("[pytest]")  # its root is here, wherever temporary files lie
     suite = pytester.mkdir("suites") / "conformance"
     suite.mkdir()
-    (suite / "test_small.py").write_text(SMALL_SUITE, encoding="utf-8")
-    assert pytester.runpytest_inprocess("suites", "--drafter", "none", *narrowed).ret == pytest.ExitCode.OK
+    (suite / "test_small.py").write_text(SMALL_SUITE.replace('"COUNT-1"', '"COUNT-1", "EQUAL-1"'), encoding="utf-8")
+    told = pytester.runpytest_inprocess("suites", *narrowed)
+    complete = "--invariant" in narrowed or "-k" in narrowed
+    assert told.ret == (pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED)
+    card = pytester.path / "build" / "scorecard.json"
+    told.stdout.fnmatch_lines([f"written: {card}" + (f", a part of a run: {part}" if part else "")])
+    cells = json.loads(card.read_text(encoding="utf-8"))
+    assert {cell["part"] for cell in cells} == {part}
+    if "--invariant" in narrowed:
+        assert {cell["invariant"] for cell in cells} == {"COUNT-1"}
 
 
 TWO_CHECKS = """

@@ -96,3 +96,14 @@ def test_the_table_fits_a_terminal() -> None:
 def test_an_outcome_survives_the_way_from_a_worker() -> None:
     sent = outcome("fail", invariants=("KV-1", "SCHED-2"))
     assert Outcome.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+
+
+def test_cells_that_were_not_asked_for_are_left_out_unless_they_are_red() -> None:
+    """A test goes into every cell that it asks for: the others would be filled in part, and look like the whole."""
+    scorecard = Scorecard()
+    for status, invariants in (("pass", ("COUNT-1", "KV-1")), ("fail", ("LAW-1",)), ("refused", ("GRAM-1", "COUNT-1"))):
+        scorecard.add(outcome(status, invariants=invariants))
+    scorecard.narrow(["COUNT-1"])
+    assert {cell.invariant: cell.status for cell in scorecard.cells.values()} == {"COUNT-1": "pass", "LAW-1": "fail"}
+    scorecard.narrow([])
+    assert len(scorecard.cells) == 2
