@@ -1,5 +1,5 @@
-"""pytest plugin of `draftproof run`: how far it is and red tests as they come, in place of dots. A bar on a terminal, now
-and then a line elsewhere."""
+"""pytest plugin of `draftproof run`: how far it is and red tests as they come, in place of dots. A bar on a terminal,
+now and then a line elsewhere."""
 
 from __future__ import annotations
 

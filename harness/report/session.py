@@ -1,4 +1,4 @@
-"""The pytest sessions of `draftproof run`: each in a process of its own, which imports the plugin as pytest wants it."""
+"""The pytest sessions of `draftproof run`: each in a process of its own, where pytest imports the plugin itself."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def run_one(engine: str, arguments: Sequence[str], out: Path) -> int:
             _end(process)
             _remove(out)
             missing = (
-                f"{out}: no {' and no '.join(FILES)}, since half a run is no verdict; the same command begins anew"
+                f"{out}: no {' and no '.join(FILES)}, since half a run is no verdict"
             )
-            raise Interrupted(f"interrupted. {missing}") from None
+            raise Interrupted(f"interrupted. {missing}; the same command begins anew") from None
     return code if code >= 0 else 128 - code
 
 

@@ -1,4 +1,4 @@
-"""The scorecard as a terminal table: invariants down, drafters across, 80 columns at most; and how lists are printed."""
+"""The scorecard as a terminal table: invariants down, drafters across, 80 columns at most; how lists are printed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `draftproof run` prints: 80 columns, plain where nobody looks, colours only where they are wanted; how far it is,
-and what is missing when it is interrupted."""
+"""What `draftproof run` prints: 80 columns, plain where nobody looks, colours only where they are wanted; how far it
+is, and what is missing when it is interrupted."""
 
 from __future__ import annotations
 
