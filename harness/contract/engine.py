@@ -230,7 +230,8 @@ class SteppedEngine(Engine, Protocol):
 
 
 class EngineFactory(Protocol):
-    """Starts engines. One per adapter, registered by name in `harness/engines/__init__.py`."""
+    """Starts engines. One per adapter: registered by name in `harness/engines/__init__.py`, or somebody's own, given as
+    `module:factory` to `--engine`. Made without arguments."""
 
     name: str
 

@@ -1,4 +1,5 @@
 """Engine adapters by name. To add one: a file beside this one with an `EngineFactory`, and one line in `ENGINES`.
+One that lies elsewhere is named `module:factory`: docs/adapters.md.
 
 An adapter is imported only when it is asked for, so that a missing engine costs nothing and breaks nothing.
 """

@@ -57,7 +57,8 @@ class Progressing:
         if report.when != "call" and report.passed:
             return None
         failed = "failed" if report.when == "call" else "error"
-        return (failed if report.failed else report.outcome), "", ""
+        outcome = failed if report.failed else report.outcome
+        return outcome, "", outcome.upper()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

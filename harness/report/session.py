@@ -38,9 +38,7 @@ def run_one(engine: str, arguments: Sequence[str], out: Path) -> int:
             # A terminal tells pytest, too, which ends its workers and engines.
             _end(process)
             _remove(out)
-            missing = (
-                f"{out}: no {' and no '.join(FILES)}, since half a run is no verdict"
-            )
+            missing = f"{out}: no {' and no '.join(FILES)}, since half a run is no verdict"
             raise Interrupted(f"interrupted. {missing}; the same command begins anew") from None
     return code if code >= 0 else 128 - code
 

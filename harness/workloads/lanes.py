@@ -160,16 +160,17 @@ def catalogue() -> list[str]:
 
 @cache
 def factory_of(engine: str) -> EngineFactory:
-    """A registered engine, or `module:attribute` naming a factory class of somebody's own. One for all lanes of a
-    process: a factory may keep engines.
+    """A registered engine, or `module:factory` naming a class of somebody's own (docs/adapters.md). One for all lanes
+    of a process: a factory may keep engines.
 
     Raises ValueError naming the engine when there is none.
     """
-    module, _, attribute = engine.partition(":")
-    if not attribute:
+    module, _, factory = engine.partition(":")
+    if not factory:
         return engine_factory(engine)
     try:
-        made: EngineFactory = getattr(import_module(module), attribute)()
+        made: EngineFactory = getattr(import_module(module), factory)()
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"engine={engine!r}: {error}; give module:attribute of an EngineFactory class") from error
+        mend = "give module:factory, a class that starts engines: docs/adapters.md"
+        raise ValueError(f"engine={engine!r}: {error}; {mend}") from error
     return made

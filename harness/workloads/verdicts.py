@@ -104,10 +104,11 @@ def _against_closed_forms(lane: Lane, run: Run, family: str) -> list[Violation]:
 
 
 def _acceptance(lane: Lane, run: Run, family: str) -> list[Violation]:
-    """Accept lengths of the bare requests, each step given its draft; how much was drafted where nothing changed it."""
+    """Accept lengths of the bare requests, each step given how much it drafted: of those that tell both."""
     if run.setup.drafter is None:
         return []
     bare = {request.request_id for request in run.requests if is_bare(request, run.capabilities)}
+    bare -= {done.request_id for done in run.completions if done.draft_lens is None}
     judged = replace(
         run,
         requests=tuple(request for request in run.requests if request.request_id in bare),

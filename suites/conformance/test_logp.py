@@ -45,6 +45,7 @@ SCENES = [
 @pytest.mark.invariant("LOGP-1")
 @given(batch=batches(LAW, timed=True))
 def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
+    lane.needs("logprobs")
     run = lane.run_batch(batch, family="law")
     lane.check(logp_1(offering(run, "logprobs"), lane.target("law").logprobs))
 
@@ -52,6 +53,7 @@ def test_rows_equal_the_law(lane: Lane, batch: Batch) -> None:
 @pytest.mark.invariant("LOGP-1")
 @pytest.mark.parametrize(("family", "make"), tiered(SCENES, ("law-eos", mixed_flags), ("census", chunked_prefill)))
 def test_rows_equal_the_law_in_scenarios(lane: Lane, family: str, make: MakeBatch) -> None:
+    lane.needs("logprobs")
     for _, run in scenarios(lane, vocabulary(family), [make], watched):
         lane.check(logp_1(run, lane.target(family).logprobs))
 

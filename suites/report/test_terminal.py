@@ -144,6 +144,7 @@ def test_a_log_gets_a_line_now_and_then(two_tests: Path, workers: str) -> None:
     assert "✗ test_it.py::test_it[2]" in lines
     assert [line for line in lines if line.startswith("4 of 4 tests, 1 red, 0:")]
     assert ESCAPE not in during
+    assert "FAILED test_it.py::test_it[2]" in after
     assert "1 failed" in after
     assert "3 passed" in after
 
