@@ -22,6 +22,7 @@ from suites.registration import suite
 suite(seconds=12, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
+CONFORMANCE = ROOT / "suites" / "conformance"
 PAGE = ROOT / "docs" / "adapters.md"
 FILE = Path(__file__).with_name("example_adapter.py")
 COMMAND = """
@@ -46,22 +47,17 @@ def test_the_page_shows_the_file() -> None:
     assert shown() == FILE.read_text(encoding="utf-8")
 
 
-def test_it_runs_from_the_folder_in_which_it_lies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tests", "cells"),
+    [("test_shape.py", {"SHAPE-1": "refused", "SHAPE-2": "pass"}), ("test_logp.py", {"LOGP-1": "refused"})],
+)
+def test_it_runs_from_the_folder_in_which_it_lies(tmp_path: Path, tests: str, cells: dict[str, str]) -> None:
+    """And what needs an observation that it does not claim is refused."""
     (tmp_path / "my_adapter.py").write_text(shown(), encoding="utf-8")
-    cli = [sys.executable, "-c", COMMAND, str(ROOT / "suites" / "conformance" / "test_shape.py")]
-    command = [*cli, "run", "--engine", "my_adapter:ToyFactory", "--drafter", "STANDALONE"]
+    arguments = ["run", "--engine", "my_adapter:ToyFactory", "--drafter", "STANDALONE", "--workers", "0"]
+    asked = [word for name in cells for word in ("--invariant", name)]
     done = subprocess.run(
-        [
-            *command,
-            "--invariant",
-            "SHAPE-1",
-            "--invariant",
-            "SHAPE-2",
-            "--workers",
-            "0",
-            "--out",
-            str(tmp_path / "out"),
-        ],
+        [sys.executable, "-c", COMMAND, str(CONFORMANCE / tests), *arguments, *asked, "--out", str(tmp_path / "out")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
@@ -69,8 +65,8 @@ def test_it_runs_from_the_folder_in_which_it_lies(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    cells = json.loads((tmp_path / "out" / "scorecard.json").read_text(encoding="utf-8"))
-    assert {cell["invariant"]: cell["status"] for cell in cells} == {"SHAPE-1": "refused", "SHAPE-2": "pass"}
+    told = json.loads((tmp_path / "out" / "scorecard.json").read_text(encoding="utf-8"))
+    assert {cell["invariant"]: cell["status"] for cell in told} == cells
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +84,7 @@ def test_what_it_does_not_tell_is_not_held_against_it(toy: Lane) -> None:
 
 @pytest.mark.parametrize("fields", [{"return_hidden_states": True}, {"sampling": SamplingParams(temperature=0.5)}])
 def test_what_it_does_not_claim_is_refused(toy: Lane, fields: dict[str, object]) -> None:
-    asked = Request(request_id="a", prompt_token_ids=WALK.prompt(3), **fields)  # type: ignore[arg-type]
+    asked = Request(request_id="a", prompt_token_ids=WALK.prompt(3, 0), **fields)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="not served"):
         toy.run([asked])
     with toy.start() as engine, pytest.raises(Refused, match="pause"):
