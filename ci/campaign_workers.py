@@ -79,7 +79,7 @@ def started(count: int, address: str, gpus: float) -> Iterator[Workers]:
         try:
             import ray
         except ImportError as error:
-            raise ValueError("a campaign needs Ray: pip install 'draftproof[campaign]'") from error
+            raise ValueError("a campaign needs Ray, which is not installed: make install") from error
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if not address:
             options |= {"num_cpus": count, "include_dashboard": False, "object_store_memory": STORE_BYTES}

@@ -145,9 +145,10 @@ class ScorecardCollector:
             self.left_out = f"{target}: not written: {error.strerror or error}; make room, or name another folder"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
             return
-        self.written = f"written: {target}" + (
-            f", a part of a run: {self.scorecard.part}" if self.scorecard.part else ""
-        )
+        here = Path.cwd()
+        shown = target.relative_to(here) if target.is_relative_to(here) else target
+        part = f", a part of a run: {self.scorecard.part}" if self.scorecard.part else ""
+        self.written = f"written: {shown}{part}"
         if not self.scorecard.ok and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
