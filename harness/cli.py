@@ -181,6 +181,7 @@ def matrix(
         typer.echo(text, nl=False)
     else:
         write_whole(out, text)
+        typer.echo(f"written: {out}")
     raise typer.Exit(any(cell.status == "fail" for cells in rows.values() for cell in cells.values()))
 
 

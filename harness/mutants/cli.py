@@ -35,9 +35,15 @@ def _mutants(folder: Path | None, names: list[str] | None = None) -> dict[str, M
 
 @app.command("list")
 def list_mutants(folder: From = None) -> None:
-    """One mutant a line: id, the bugs it stands for, its lanes, and what must turn red."""
+    """One mutant a line: id, the bugs it stands for, what must turn red, and its lanes."""
+    from rich.table import Table
+
+    from harness.report.table import show
+
+    table = Table("mutant", "stands for", "turns red", "on lanes", box=None, pad_edge=False)
     for mutant in _mutants(folder).values():
-        typer.echo(f"{mutant.id}  {','.join(mutant.bugs)}  {','.join(mutant.lanes)}  {','.join(mutant.red)}")
+        table.add_row(mutant.id, *(",".join(words) for words in (mutant.bugs, mutant.red, mutant.lanes)))
+    show(table)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from harness.workloads.scenarios import plain
 from harness.workloads.verdicts import at_the_end
 from suites.registration import suite
 
-suite(seconds=12, stage="cpu", needs="cpu")
+suite(seconds=18, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFORMANCE = ROOT / "suites" / "conformance"

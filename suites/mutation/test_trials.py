@@ -72,7 +72,9 @@ def test_a_survivor_and_a_wrong_kill_are_faults() -> None:
 
 def test_list_and_show_resolve_every_id() -> None:
     listed = CliRunner().invoke(app, ["mutants", "list"])
-    assert [line.split()[0] for line in listed.output.splitlines()] == list(zoo())
+    head, *lines = listed.output.splitlines()
+    assert head.split() == ["mutant", "stands", "for", "turns", "red", "on", "lanes"]
+    assert [line.split()[0] for line in lines] == list(zoo())
     for one in zoo().values():
         told = describe(one)
         assert all(bug_id in told for bug_id in one.bugs)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harness import cli
 from harness.report.places import require_folder, write_whole
@@ -82,3 +83,10 @@ def test_values_that_no_run_can_have(
 ) -> None:
     told = said(monkeypatch, capsys, "run", option, value)
     assert option in told
+
+
+def test_the_matrix_says_where_it_was_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("harness.report.matrix.run", lambda _engine, _drafters: {"none": {}})
+    monkeypatch.setattr("harness.report.matrix.page", lambda _engine, _rows: "the page")
+    done = CliRunner().invoke(cli.app, ["matrix", "--out", str(tmp_path / "matrix.md")])
+    assert done.stdout.split() == ["written:", str(tmp_path / "matrix.md")]

@@ -29,7 +29,7 @@ from harness.workloads.lanes import LANES, catalogue
 from suites.registration import suite
 from suites.report.page_data import outcome
 
-suite(seconds=2.2, stage="cpu", needs="cpu")
+suite(seconds=9, stage="cpu", needs="cpu")
 
 ESCAPE = "\x1b"
 LONG = "somebody.elses.package.with_a_long_name.adapter:TheFactoryOfTheEngineThatIsToBeTestedHere"

@@ -11,7 +11,7 @@ import pytest
 from harness.engines import ENGINES
 from suites.registration import suite
 
-suite(seconds=0.2, stage="cpu", needs="cpu")
+suite(seconds=0.3, stage="cpu", needs="cpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,6 +21,9 @@ SOURCES = (".py", ".sh", ".yml", ".yaml", ".service", ".jinja", ".md")
 """Endings of files that no command writes for its user: whoever names one tells where it is."""
 
 BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```$|^((?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
+OURS = re.compile(r"(?<![\w./-])(?:ci|docs|harness|suites|kernels|reference_engine)/[\w./-]*\w")
+BLANK = re.compile(r"\b[A-Z]{4,}\b")
+"""What the reader fills in."""
 PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 
 
@@ -33,10 +36,15 @@ def paths(text: str) -> Iterator[str]:
     capital word stands for what the reader fills in, and files of the reader's own are called my-something."""
     for word in re.findall(r"`([^`\n]+)`", prose(text)):
         path = word.partition("::")[0]
-        if not PATH.fullmatch(path) or re.search(r"\b[A-Z]{4,}\b", path) or path.startswith(("my", *WRITTEN)):
+        if not PATH.fullmatch(path) or BLANK.search(path) or path.startswith(("my", *WRITTEN)):
             continue
         if "/" in path or path.endswith(SOURCES):
             yield path
+
+
+def paths_in_blocks(text: str) -> list[str]:
+    named = [path for match in BLOCK.finditer(text) for path in OURS.findall(match[0])]
+    return [path for path in named if not BLANK.search(path)]
 
 
 def is_there(path: str) -> bool:
@@ -46,7 +54,7 @@ def is_there(path: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    missing = {path for path in paths(text) if not is_there(path)}
+    missing = {path for path in (*paths(text), *paths_in_blocks(text)) if not is_there(path)}
     targets = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", prose(text))
     assert not missing, "give paths from the root of the repository; those of an engine's source as `vllm: v1/x.py`"
     assert [target for target in targets if not (page.parent / target).exists()] == []
