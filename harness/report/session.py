@@ -14,8 +14,8 @@ from harness.report.progress import SHOWN
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended: 128 and the number of the signal."""
 
-PATIENCE = 15.0
-"""Seconds that pytest may take to end before it is told what this process was told: the signal may have come here
+PATIENCE = 60.0
+"""Seconds that pytest and its workers may take to end before pytest is told what this process was told: the signal may have come here
 alone."""
 
 FILES = ("scorecard.json", "junit.xml")
