@@ -15,7 +15,7 @@ INTERRUPTED = 130
 """Exit code of what Ctrl-C ended: 128 and the number of the signal."""
 
 PATIENCE = 60.0
-"""Seconds that pytest and its workers may take to end. Then pytest is told, too: the signal may have come here alone."""
+"""Seconds that pytest may take to end. Then it is told, too: the signal may have come here alone."""
 
 FILES = ("scorecard.json", "junit.xml")
 
