@@ -86,7 +86,7 @@ class OutputProcessor:
         paths = None if result.accept_index is None else result.accept_index.tolist()
         draft_lens = None
         if result.draft_tokens is not None and self.speculative:
-            draft_lens = (result.draft_tokens >= 0).sum(1).tolist()
+            draft_lens = [sum(token >= 0 for token in drafts) for drafts in result.draft_tokens.tolist()]
         outputs = []
         for index, request in enumerate(batch.requests):
             request.pending -= 1

@@ -39,6 +39,7 @@ class _Columns:
     host_rows: list[int]
     rows: torch.Tensor
     sampling: SamplingBatch
+    zeros: torch.Tensor
 
 
 class Runner:
@@ -103,7 +104,7 @@ class Runner:
                 batch.requests, size, config.vocab_size, config.eos_token_ids, self.device, self.backend
             )
             padded = torch.tensor(rows + [self.pool.pad_row] * (size - len(rows)), device=self.device)
-            self._columns = columns = _Columns(list(batch.requests), rows, padded, sampling)
+            self._columns = columns = _Columns(list(batch.requests), rows, padded, sampling, torch.zeros_like(padded))
         return columns
 
     def _count_forward(self, token_ids: torch.Tensor, aux: torch.Tensor | None) -> None:
@@ -189,10 +190,9 @@ class Runner:
         result.logprobs = self._logprobs(batch, target.logits, verdict.emitted)
         if self.drafter is not None:
             positions = target.cache_positions
-            # Every row emits: there is no known token to fall back to, and nothing to discard.
-            backup = torch.zeros_like(positions[:, 0])
             window_rows = (target.token_ids, positions, verdict.accept_lens, target.features)
-            self._propose(result, columns.sampling, rows, *window_rows, backup, backup.bool())
+            # Every row emits: there is no known token to fall back to, and nothing to discard.
+            self._propose(result, columns.sampling, rows, *window_rows, columns.zeros, columns.zeros.bool())
         elif self.config.trace:
             result.trace = LaunchTrace(_id_range(target.token_ids), target_forwards=1)
         return result
@@ -201,7 +201,7 @@ class Runner:
         """The target over the last committed token and the drafts of every row. Depends on tensors alone, so that it
         can be compiled."""
         pool, rows = self.pool, window.rows
-        roots = pool.seq_lens[rows] - 1
+        roots = pool.seq_lens.index_select(0, rows) - 1
         token_ids, drafts = pool.token_ids[rows, roots][:, None], window.drafts
         if drafts.shape[1] > 0:
             token_ids = torch.cat([token_ids, drafts.clamp(min=0)], dim=1)
@@ -213,7 +213,7 @@ class Runner:
                 "window_mask": window.tree.mask,
             }
         positions = roots[:, None] + torch.arange(token_ids.shape[1], device=rows.device)
-        context = attention_context(self.cache, pool.block_table[rows], positions, num_pages, **tree)
+        context = attention_context(self.cache, pool.block_table.index_select(0, rows), positions, num_pages, **tree)
         if pool.recurrent is not None:
             parents = None if window.tree is None else window.tree.parents
             context.recurrent = pool.recurrent.verify(rows, parents)
@@ -265,8 +265,7 @@ class Runner:
             result.trace = LaunchTrace(_id_range(token_ids), target_forwards=1)
         if drafter is None:
             return
-        cached = [request.num_cached for request in batch.requests]
-        seq_lens = pool.seq_lens.index_select(0, rows)
+        padding = [0] * (len(rows) - len(batch.requests))
         assert self.config.spec is not None
         plan = plan_drafts(batch, self.config.spec, self.num_steps, self._max_tokens)
         inputs = ProposeInputs(
@@ -282,12 +281,12 @@ class Runner:
             all_discarded=batch.kind == "extend" and not any(batch.ends_prefill),
             num_steps=plan.num_steps,
             num_drafts=plan.num_drafts,
-            draft_limits=torch.tensor(plan.limits + [0] * (len(rows) - len(cached)), device=self.device),
-            room=(self._max_tokens - seq_lens).clamp(min=0),
-            seq_lens=seq_lens,
-            computed_from=torch.tensor(cached + [0] * (len(rows) - len(cached)), device=self.device),
+            limits=plan.limits + padding,
+            max_tokens=self._max_tokens,
+            seq_lens=pool.seq_lens.index_select(0, rows),
+            num_cached=[request.num_cached for request in batch.requests] + padding,
             history=pool.token_ids,
-            block_table=pool.block_table[rows],
+            block_table=pool.block_table.index_select(0, rows),
             # What this launch emits is counted as pending already.
             max_seq_len=max(request.max_num_tokens for request in batch.requests),
             sampling=sampling,
@@ -295,12 +294,13 @@ class Runner:
         )
         proposal = drafter.propose(inputs)
         drafts = _drop_invalid(proposal.token_ids, self.target.config.vocab_size, chain=not self._is_tree)
-        if not self._is_tree:
+        if not self._is_tree and inputs.cuts_chains:
             places = torch.arange(drafts.shape[1], device=self.device)
             drafts = drafts.masked_fill(places >= torch.minimum(inputs.draft_limits, inputs.room)[:, None], PLACEHOLDER)
         size = len(batch.requests)
         width = plan.num_drafts
-        pool.draft_tokens[rows[:size]] = PLACEHOLDER
+        if width < pool.draft_tokens.shape[1]:
+            pool.draft_tokens[rows[:size]] = PLACEHOLDER
         pool.draft_tokens[rows[:size], :width] = drafts[:size]
         if proposal.parents is not None:
             pool.draft_parents[rows[:size], :width] = proposal.parents[:size]
@@ -334,7 +334,7 @@ class Runner:
 
 def _drop_invalid(token_ids: torch.Tensor, vocab_size: int, *, chain: bool) -> torch.Tensor:
     """Ids outside the vocabulary become PLACEHOLDER; in a chain so does all that follows them."""
-    invalid = (token_ids < 0) | (token_ids >= vocab_size)
+    invalid = token_ids != token_ids.clamp(0, vocab_size - 1)
     if chain:
         invalid = invalid.cumsum(dim=1) > 0
     return token_ids.masked_fill(invalid, PLACEHOLDER)

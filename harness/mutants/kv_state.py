@@ -80,12 +80,12 @@ MUTANTS = (
                 "reference_engine.runner",
                 """        if drafter is None:
             return
-        cached =""",
+        padding =""",
                 """        if drafter is None:
             return
         if batch.kind == "extend" and all(request.output_token_ids for request in batch.requests):
             return
-        cached =""",
+        padding =""",
             ),
         ),
     ),

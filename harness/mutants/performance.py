@@ -92,8 +92,8 @@ MUTANTS = (
         edits=(
             Edit(
                 "reference_engine.drafters.base",
-                "            drafting.logits, drafting.features = logits[:, 0], features[:, 0]\n",
-                "            drafting.logits = logits[:, 0]\n",
+                "drafting.logits, drafting.features = self.step(drafting.tokens[-1], drafting.features, context)",
+                "drafting.logits, _ = self.step(drafting.tokens[-1], drafting.features, context)",
             ),
         ),
     ),

@@ -56,17 +56,18 @@ MUTANTS = (
         edits=(
             Edit(
                 "reference_engine.runner",
-                """        cached = [request.num_cached for request in batch.requests]
+                """        padding = [0] * (len(rows) - len(batch.requests))
 """,
-                """        cached = [request.num_cached for request in batch.requests]
+                """        padding = [0] * (len(rows) - len(batch.requests))
+        cached = [request.num_cached for request in batch.requests]
         own = torch.arange(pool.block_table.shape[1], device=self.device) * self.config.page_size
-        reused = own < torch.tensor(cached + [0] * (len(rows) - len(cached)), device=self.device)[:, None]
+        reused = own < torch.tensor(cached + padding, device=self.device)[:, None]
 """,
             ),
             Edit(
                 "reference_engine.runner",
-                "            block_table=pool.block_table[rows],\n            # What",
-                "            block_table=pool.block_table[rows].masked_fill(reused, 0),\n            # What",
+                "            block_table=pool.block_table.index_select(0, rows),\n",
+                "            block_table=pool.block_table.index_select(0, rows).masked_fill(reused, 0),\n",
             ),
         ),
     ),

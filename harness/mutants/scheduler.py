@@ -63,7 +63,9 @@ MUTANTS = (
         edits=(
             Edit(
                 "reference_engine.runner",
-                "        pool.draft_tokens[rows[:size]] = PLACEHOLDER\n",
+                """        if width < pool.draft_tokens.shape[1]:
+            pool.draft_tokens[rows[:size]] = PLACEHOLDER
+""",
                 "        pool.draft_tokens[:] = PLACEHOLDER\n",
             ),
         ),

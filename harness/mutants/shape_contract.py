@@ -59,7 +59,8 @@ MUTANTS = (
         edits=(
             Edit(
                 "reference_engine.runner",
-                """        pool.draft_tokens[rows[:size]] = PLACEHOLDER
+                """        if width < pool.draft_tokens.shape[1]:
+            pool.draft_tokens[rows[:size]] = PLACEHOLDER
 """,
                 "",
             ),

@@ -32,13 +32,13 @@ class ProposeInputs:
     rows, or concatenated auxiliary states where the drafter asked for them. sampled_token_ids [N, w], w in
     1..num_steps + 1: what the step emitted, -1 padded; discard [N]: the request is still prefilling, so it emitted
     nothing and backup_token_ids [N] holds the known token that follows. seq_lens [N]: committed tokens, the emitted
-    ones included. computed_from [N]: first position whose rows this request computed itself (after a prefix hit).
+    ones included. num_cached [N]: tokens whose rows the request found in the prefix cache, known to the host.
     history [rows, W]: committed token ids. max_seq_len bounds seq_lens on the host. target_cache: what the target has
     written, to be read alone.
 
     num_steps: how many steps to draft, 0 for none; they give num_drafts draft tokens a row, the width of the proposal.
-    draft_limits [N]: the most draft tokens of each row; room [N]: no draft may lie deeper, or it would not fit into a
-    context. What a chain holds past either is dropped by the runner; a tree must be cut by its drafter.
+    limits [N]: the most draft tokens of each row, known to the host; no position of a context lies at or past
+    max_tokens. What a chain holds past either is dropped by the runner; a tree must be cut by its drafter.
     """
 
     rows: torch.Tensor
@@ -52,16 +52,36 @@ class ProposeInputs:
     discard: torch.Tensor
     all_discarded: bool
     seq_lens: torch.Tensor
-    computed_from: torch.Tensor
+    num_cached: Sequence[int]
     history: torch.Tensor
     block_table: torch.Tensor
     max_seq_len: int
     sampling: SamplingBatch
     num_steps: int
     num_drafts: int
-    draft_limits: torch.Tensor
-    room: torch.Tensor
+    limits: Sequence[int]
+    max_tokens: int
     target_cache: KVCache
+
+    @property
+    def computed_from(self) -> torch.Tensor:
+        """[N]: the first position whose rows each request computed itself."""
+        return torch.tensor(self.num_cached, device=self.rows.device)
+
+    @property
+    def draft_limits(self) -> torch.Tensor:
+        """`limits` on the device."""
+        return torch.tensor(self.limits, device=self.rows.device)
+
+    @property
+    def room(self) -> torch.Tensor:
+        """[N]: no draft may lie deeper, or it would not fit into a context."""
+        return (self.max_tokens - self.seq_lens).clamp(min=0)
+
+    @property
+    def cuts_chains(self) -> bool:
+        """Whether the limits or the room of a row may be less than what is drafted."""
+        return min(self.limits) < self.num_drafts or self.max_seq_len + self.num_drafts > self.max_tokens
 
 
 @dataclass(slots=True)
@@ -229,7 +249,8 @@ class ModelDrafter(LogitsDrafter):
     def step(
         self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed draft tokens [N, Q] with feature rows [N, Q, width] -> logits [N, Q, V_d], new feature rows."""
+        """Feed draft tokens [N, Q], or [N] where Q is 1, with feature rows [..., width] -> logits [..., V_d], new
+        feature rows."""
 
     def draft(self, inputs: ProposeInputs, drafting: Drafting) -> Proposal:
         return self._draft_chain(inputs, drafting) if self.spec.topk == 1 else self._draft_tree(inputs, drafting)
@@ -246,8 +267,7 @@ class ModelDrafter(LogitsDrafter):
         if len(drafting.tokens) < num_steps:
             self.choose(inputs, drafting)
         for context in contexts:
-            logits, features = self.step(drafting.tokens[-1][:, None], drafting.features[:, None], context)
-            drafting.logits, drafting.features = logits[:, 0], features[:, 0]
+            drafting.logits, drafting.features = self.step(drafting.tokens[-1], drafting.features, context)
             self.choose(inputs, drafting)
         return self.chain(inputs, drafting)
 

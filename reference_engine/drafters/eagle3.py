@@ -67,7 +67,7 @@ class Eagle3Drafter(FeatureDrafter):
         return [self.cache]
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        return self.target_ids[draft_ids]
+        return self.target_ids.take(draft_ids)
 
     def features_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.fc(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)

@@ -61,8 +61,9 @@ class FeatureDrafter(ModelDrafter):
         columns = torch.arange(inputs.token_ids.shape[1], device=inputs.rows.device)
         last = (inputs.num_rows - 1).clamp(min=0)[:, None]
         token_ids = shift_append(inputs.token_ids, inputs.num_rows, next_token_ids, backend=self.backend)
-        positions = inputs.positions[:, :1] + columns
-        valid = (columns < inputs.num_rows[:, None]) & (positions < self.model_config.max_positions)
+        positions, valid = inputs.positions, columns < inputs.num_rows[:, None]
+        if inputs.max_seq_len > self.model_config.max_positions:
+            valid &= positions < self.model_config.max_positions
         context = self.context(inputs, positions, inputs.max_seq_len, valid=valid)
         outputs = self.run(token_ids, self.features_of(inputs.hidden), context)
         features = outputs.gather(1, last[:, :, None].expand(-1, 1, outputs.shape[2]))[:, 0]
