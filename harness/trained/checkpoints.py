@@ -22,7 +22,8 @@ from harness.trained.tokenizer import write_tokenizer
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models"
 SUMS = "SHA256SUMS"
-DRAFTERS: dict[str, type[Standalone | Eagle | Eagle3 | Mtp]] = {
+Drafter = Standalone | Eagle | Eagle3 | Mtp
+DRAFTERS: dict[str, type[Drafter]] = {
     "standalone": Standalone,
     "eagle": Eagle,
     "eagle3": Eagle3,
@@ -62,7 +63,7 @@ def target(root: Path = WEIGHTS, shape: Shape = SHAPE) -> Llama:
     return read(Llama(shape), root / "target").requires_grad_(False)
 
 
-def drafter(folder: str, root: Path = WEIGHTS) -> Standalone | Eagle | Eagle3 | Mtp:
+def drafter(folder: str, root: Path = WEIGHTS) -> Drafter:
     return read(DRAFTERS[folder](target(root)), root / folder).requires_grad_(False)
 
 

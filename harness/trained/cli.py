@@ -20,11 +20,12 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, log and checksums.")] = ROOT / "build" / "trained",
 ) -> None:
     """Train the target and its drafters anew. Interrupted, the same command goes on where it was."""
+    from harness.trained.plan import FURTHER
     from harness.trained.train import train as run
 
     told = TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[losses]}")
     with Progress(*told, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        tasks = {stage: progress.add_task(stage, total=None, losses="") for stage in ("target", "drafters")}
+        tasks = {stage: progress.add_task(stage, total=None, losses="") for stage in ("target", "drafters", *FURTHER)}
 
         def on_step(stage: str, done: int, steps: int, losses: dict[str, float]) -> None:
             shown = " ".join(f"{name} {loss:.2f}" for name, loss in losses.items())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from harness.known_answer.blocks import Shape
 from harness.trained import checkpoints
+from harness.trained.plan import DRAFTERS, FURTHER, TARGET, Plan
+from harness.trained.spoken import half_spoken
 from harness.trained.target import SHAPE, Llama
-from harness.trained.text import window
 
 STEPS_BETWEEN_STATES = 10
 LOG = "log.jsonl"
@@ -26,42 +26,18 @@ MODEL = "model"
 ENDS = re.compile("embed_tokens|lm_head")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """`steps` of `batch` windows of `length` ids. The learning rate rises to `peak_rate` over the first tenth of the
-    steps and falls along half a cosine."""
-
-    seed: int
-    steps: int
-    batch: int
-    length: int
-    peak_rate: float
-
-    def rate(self, step: int) -> float:
-        rise = min(1.0, (step + 1) / (self.steps / 10))
-        return self.peak_rate * rise * (1 + math.cos(math.pi * step / self.steps)) / 2
-
-    def windows(self, step: int) -> Tensor:
-        """Token ids [batch, length] of a step."""
-        first = step * self.batch
-        return torch.tensor([window(self.seed, first + row, self.length) for row in range(self.batch)])
-
-
-TARGET = Plan(seed=1, steps=160, batch=12, length=129, peak_rate=0.02)
-DRAFTERS = Plan(seed=2, steps=160, batch=8, length=97, peak_rate=0.06)
-
 OnStep = Callable[[str, int, int, dict[str, float]], None]
 """(stage, steps done, steps in all, losses) after each step."""
 
 
 class Classroom(nn.Module):
-    """All drafters of a target, which says once what each of them learns from."""
+    """Drafters of a target, which says once what each of them learns from."""
 
-    def __init__(self, target: Llama) -> None:
+    def __init__(self, target: Llama, drafters: Mapping[str, checkpoints.Drafter]) -> None:
         super().__init__()
         # Not a submodule: it is no longer trained.
         self.teach = torch.no_grad()(target.forward)
-        self.by_name = {name: make(target) for name, make in checkpoints.DRAFTERS.items()}
+        self.by_name = dict(drafters)
         self.drafters = nn.ModuleDict(self.by_name)
 
     def losses(self, ids: Tensor) -> dict[str, Tensor]:
@@ -71,7 +47,12 @@ class Classroom(nn.Module):
 
 
 def train(
-    out: Path, *, plans: tuple[Plan, Plan] = (TARGET, DRAFTERS), shape: Shape = SHAPE, on_step: OnStep | None = None
+    out: Path,
+    *,
+    plans: tuple[Plan, Plan] = (TARGET, DRAFTERS),
+    further: Mapping[str, Plan] = FURTHER,
+    shape: Shape = SHAPE,
+    on_step: OnStep | None = None,
 ) -> None:
     """Write all checkpoints, a log and checksums into `out`. Run again with the same arguments after an interruption,
     it goes on where it was."""
@@ -85,8 +66,11 @@ def train(
     checkpoints.write(target, out / "target")
     stored = checkpoints.target(out, shape)
     torch.manual_seed(plans[1].seed)
-    classroom = Classroom(stored)
+    classroom = Classroom(stored, {name: make(stored) for name, make in checkpoints.DRAFTERS.items()})
     _Fit("drafters", plans[1], classroom, out, on_step).run()
+    for name, plan in further.items():
+        alone = Classroom(stored, {name: classroom.by_name[name]})
+        _Fit(name, plan, alone, out, on_step, half_spoken(plan, out)).run()
     for name, drafter in classroom.by_name.items():
         checkpoints.write(drafter, out / name)
     for state in out.glob("state-*.safetensors"):
@@ -97,8 +81,18 @@ def train(
 class _Fit:
     """One stage: Muon on the matrices between embeddings and head, AdamW on the rest, both on the sum of the losses."""
 
-    def __init__(self, stage: str, plan: Plan, model: Llama | Classroom, out: Path, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        stage: str,
+        plan: Plan,
+        model: Llama | Classroom,
+        out: Path,
+        on_step: OnStep,
+        windows: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        """`windows` of each step, those of the plan if there are no others."""
         self.stage, self.plan, self.model, self.on_step = stage, plan, model, on_step
+        self.windows = windows or plan.windows
         self.state, self.log = out / f"state-{stage}.safetensors", out / LOG
         self.learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
         inner = {name for name, tensor in self.learnt.items() if tensor.dim() == 2 and not ENDS.search(name)}
@@ -131,7 +125,7 @@ class _Fit:
             self.on_step(self.stage, self.step, self.plan.steps, losses)
 
     def _step(self) -> dict[str, float]:
-        losses = self.model.losses(self.plan.windows(self.step))
+        losses = self.model.losses(self.windows(self.step))
         torch.autograd.backward(list(losses.values()))
         nn.utils.clip_grad_norm_(self.learnt.values(), 1.0)
         for optimizer, share in self.optimizers.items():

@@ -16,19 +16,20 @@ from typer.testing import CliRunner
 from harness.trained import checkpoints
 from harness.trained.cli import app
 from harness.trained.measure import measure, requests
+from harness.trained.plan import Plan
 from harness.trained.target import SHAPE
-from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, Plan, train
+from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, train
 from suites.registration import suite
 
 suite(seconds=5.2, stage="cpu", needs="cpu")
 
 TOY = dataclasses.replace(SHAPE, hidden_size=32, intermediate_size=32, num_heads=1, num_kv_heads=1)
 STEPS = STEPS_BETWEEN_STATES + 3
-PLANS = tuple(Plan(seed=seed, steps=STEPS, batch=2, length=24, peak_rate=5e-2) for seed in (1, 2))
+PLANS = tuple(Plan(seed=seed, steps=STEPS, batch=2, length=24, peak_rate=5e-2) for seed in (1, 2, 3))
 
 
 def toy(out: Path, on_step: OnStep | None = None) -> Path:
-    train(out, plans=PLANS, shape=TOY, on_step=on_step)
+    train(out, plans=PLANS[:2], further={"eagle3": PLANS[2]}, shape=TOY, on_step=on_step)
     return out
 
 
@@ -63,6 +64,7 @@ def interrupting(places: Sequence[tuple[str, int]]) -> OnStep:
 def test_resumed_training_gives_the_weights_of_an_uninterrupted_run(whole: Path, tmp_path: Path) -> None:
     """Interrupted where a state has just been kept, and in each stage where steps have to be taken again."""
     places = [("target", STEPS_BETWEEN_STATES), ("target", STEPS - 1), ("drafters", STEPS - 1)]
+    places += [("eagle3", STEPS - 1)]
     on_step = interrupting(places)
     for _ in places:
         with pytest.raises(Interrupted):
@@ -76,7 +78,7 @@ def test_resumed_training_gives_the_weights_of_an_uninterrupted_run(whole: Path,
 
 def test_the_log_names_seeds_and_shows_that_losses_fall(whole: Path) -> None:
     plans = {entry["stage"]: entry["plan"] for entry in logged(whole) if "plan" in entry}
-    assert plans == {"target": dataclasses.asdict(PLANS[0]), "drafters": dataclasses.asdict(PLANS[1])}
+    assert plans == dict(zip(("target", "drafters", "eagle3"), map(dataclasses.asdict, PLANS), strict=True))
     rows = [entry["losses"] for entry in logged(whole) if entry.get("step") == STEPS]
     assert set().union(*rows) == {"target", *checkpoints.DRAFTERS}
     assert all(loss < 5.0 for losses in rows for loss in losses.values())  # ln 257 = 5.55 before training
