@@ -33,8 +33,9 @@ class Eagle3Drafter(FeatureDrafter):
         own_embedding = weights.take_optional("embed_tokens.weight", model.vocab_size, hidden)
         self.embed_tokens = target.embed_tokens if own_embedding is None else own_embedding
         self.fc = Linear([weights.take("fc.weight", hidden, len(self.aux_layer_ids) * target.config.hidden_size)])
-        self.embed_norm = RMSNorm(weights.take("midlayer.input_layernorm.weight", hidden), eps)
-        self.feature_norm = RMSNorm(weights.take("midlayer.hidden_norm.weight", hidden), eps)
+        # Of the embedding and of the feature, both at once.
+        norms = [weights.take(f"midlayer.{name}.weight", hidden) for name in ("input_layernorm", "hidden_norm")]
+        self.input_norms = RMSNorm(torch.stack(norms), eps)
         self.attention = Attention(model, weights, "midlayer.self_attn", input_size=2 * hidden)
         self.post_norm = RMSNorm(weights.take("midlayer.post_attention_layernorm.weight", hidden), eps)
         self.mlp = MLP(model, weights, "midlayer.mlp")
@@ -76,8 +77,7 @@ class Eagle3Drafter(FeatureDrafter):
         self, token_ids: torch.Tensor, features: torch.Tensor, context: AttentionContext, stage: int
     ) -> torch.Tensor:
         assert stage == 0
-        embedding = self.embed_norm(F.embedding(token_ids, self.embed_tokens))
-        both = torch.cat([embedding, self.feature_norm(features)], dim=-1)
+        both = self.input_norms(torch.stack([F.embedding(token_ids, self.embed_tokens), features], dim=1)).flatten(1)
         x = self.attention(both, self.rotary(context.positions), context, self.cache.layers[0], residual=features)
         return self.mlp(self.post_norm(x), residual=x)
 
