@@ -17,6 +17,7 @@ from harness.trained import checkpoints
 from harness.trained.cli import app
 from harness.trained.measure import measure, requests
 from harness.trained.plan import Plan
+from harness.trained.spoken import continued
 from harness.trained.target import SHAPE
 from harness.trained.train import LOG, STEPS_BETWEEN_STATES, OnStep, train
 from suites.registration import suite
@@ -82,6 +83,17 @@ def test_the_log_names_seeds_and_shows_that_losses_fall(whole: Path) -> None:
     rows = [entry["losses"] for entry in logged(whole) if entry.get("step") == STEPS]
     assert set().union(*rows) == {"target", *checkpoints.DRAFTERS}
     assert all(loss < 5.0 for losses in rows for loss in losses.values())  # ln 257 = 5.55 before training
+
+
+def test_behind_a_beginning_the_stored_target_goes_on_greedily(whole: Path) -> None:
+    windows = PLANS[2].windows(0)
+    said = continued(windows, "seed", whole)
+    choices = checkpoints.target(whole, TOY)(said).logits.argmax(-1)
+    assert said.shape == windows.shape
+    for ids, text, chosen in zip(said, windows, choices, strict=True):
+        kept = next(kept for kept in range(1, len(ids)) if torch.equal(ids[kept:], chosen[kept - 1 : -1]))
+        assert kept <= 3 * len(ids) // 8
+        assert torch.equal(ids[:kept], text[:kept])
 
 
 def test_a_damaged_file_is_named(whole: Path, tmp_path: Path) -> None:
