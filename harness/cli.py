@@ -120,7 +120,7 @@ def _unexplained(engines: list[str], out: Path) -> int:
     cells, known, found = json.loads((out / "scorecard.json").read_text(encoding="utf-8")), read(), []
     for engine in engines:
         mine = [cell for cell in cells if cell["engine"] == engine]
-        found += objections(mine, known, engine.partition("@")[0], version_of(engine))
+        found += objections(mine, known, engine, version_of(engine))
     for line in found or ["every red cell is explained in docs/findings.md"]:
         typer.echo(line)
     return int(bool(found))

@@ -153,10 +153,9 @@ def _slow(config: pytest.Config) -> bool:
 
 def _showing(config: pytest.Config) -> set[str]:
     """Tests that show what is known to be wrong with the engine."""
-    from harness.report.findings import read
+    from harness.report.findings import known_of, read
 
-    engine = str(config.getoption("--engine")).partition("@")[0]
-    return {test for finding in read() if finding.engine == engine for test in finding.shown_by}
+    return {test for finding in known_of(read(), str(config.getoption("--engine"))) for test in finding.shown_by}
 
 
 def _load_hypothesis_profile(max_examples: int, *, shrink: bool, shared: str | None) -> None:

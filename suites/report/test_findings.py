@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.engines import recipes
+from harness.engines.server_file import presets
 from harness.invariants import INVARIANTS
 from harness.report.findings import ANY, FILE, Finding, objections, read
 from harness.workloads.lanes import LANES, catalogue
@@ -25,8 +26,20 @@ def cell(drafter: str, invariant: str, status: str) -> dict[str, Any]:
     return {"drafter": drafter, "invariant": invariant, "status": status, "message": f"{status}: why\nmore"}
 
 
-def told(*cells: dict[str, Any], finding: Finding = ROWS, version: str = "1.0") -> list[str]:
-    return objections(cells, [finding], "toy", version)
+OVER_HTTP = Finding(
+    id="V10",
+    engine="openai@toy",
+    versions=("1.0",),
+    kind="fault",
+    title="steps that were none",
+    cells={"EAGLE": ("ACCEPT-1",)},
+)
+
+
+def told(
+    *cells: dict[str, Any], finding: Finding = ROWS, version: str = "1.0", engine: str = "toy@/opt/venv/bin/python"
+) -> list[str]:
+    return objections(cells, [finding], engine, version)
 
 
 def test_a_red_cell_that_is_explained_is_no_objection() -> None:
@@ -67,6 +80,25 @@ def test_any_lane() -> None:
     assert told(cell("MTP", "CONF-2", "fail"), finding=everywhere) == []
 
 
+def test_what_is_wrong_with_an_engine_is_wrong_over_http_too() -> None:
+    shown, served = cell("EAGLE", "ALIAS-1", "fail"), "openai@toy@/opt/venv/bin/python"
+    assert told(shown, engine=served) == []
+    assert told(shown, engine=served, version="2.0") == ["ALIAS-1 EAGLE: fail and not explained: fail: why"]
+    assert told(shown, engine="openai@other") == ["ALIAS-1 EAGLE: fail and not explained: fail: why"]
+
+
+def test_where_it_need_not_show() -> None:
+    assert told(cell("EAGLE", "ALIAS-1", "pass"), engine="openai@toy") == []
+
+
+def test_what_shows_over_http_only_is_of_no_other_engine() -> None:
+    shown = cell("EAGLE", "ACCEPT-1", "fail")
+    assert told(shown, finding=OVER_HTTP, engine="openai@toy") == []
+    assert told(shown, finding=OVER_HTTP) == ["ACCEPT-1 EAGLE: fail and not explained: fail: why"]
+    (only,) = told(cell("EAGLE", "ACCEPT-1", "pass"), finding=OVER_HTTP, engine="openai@toy@1.0")
+    assert only.startswith("V10: steps that were none: no cell shows it any more")
+
+
 def test_a_file_that_does_not_fit_is_told(tmp_path: Path) -> None:
     (tmp_path / "findings.toml").write_text('[[finding]]\nid = "V1"\n')
     with pytest.raises(ValueError, match=r"findings\.toml: Object missing required field"):
@@ -78,7 +110,7 @@ def test_every_finding_is_told_in_the_page_and_names_what_there_is() -> None:
     findings = read()
     assert [one.id for one in findings] == re.findall(r"^### ([A-Z]+\d+):", page, flags=re.MULTILINE)
     for one in findings:
-        assert one.engine in recipes()
+        assert one.engine in {*recipes(), *(f"openai@{name}" for name in presets())}
         assert set(one.cells) <= {ANY, *LANES}
         assert {name for names in one.cells.values() for name in names} <= {*catalogue(), *INVARIANTS}
 
