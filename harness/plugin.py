@@ -41,6 +41,8 @@ JUDGES_REFUSALS = {"CONF-1"}
 """Its tests judge whether an engine may decline a drafter. CONF-2 is not among them: where the drafter is declined
 anyway, declining a broken checkpoint shows nothing."""
 
+ACCEPTANCE = frozenset({"ACCEPT-1", "ACCEPT-2"})
+
 MARKERS = (
     "invariant(id, ...): the catalogue ids that the test checks; its result goes into those cells of the scorecard",
     "drafters(name, ...): run on these drafter lanes only",
@@ -310,10 +312,13 @@ def _seed_property_test(item: pytest.Item, session_seed: str, *, shared: bool) -
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Ask once whether the engine takes the drafter at all, instead of in every example of every property."""
+    """Ask once whether the engine takes the drafter at all, and tells what the test judges, instead of in every example
+    of every property."""
     lane = getattr(item, "funcargs", {}).get("lane")
     if lane is not None and not JUDGES_REFUSALS & set(invariant_ids(item)):
         lane.knock()
+        if invariant_ids(item) and ACCEPTANCE.issuperset(invariant_ids(item)):
+            lane.tells_acceptance()
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,7 @@ class Capabilities:
     `grammar_before_logprobs`: logprobs of a request with a grammar are those of the law that its mask leaves.
     `stop_ids_end_grammars`: under a grammar the stop ids of a request stand for its end and for nothing that it spells.
     `tells_ranks`: its logprob rows have the rank of their token.
+    `tells_acceptance`: completions have accept lengths where there are drafts.
     `stop_ids_in_text`: the text of an output holds what the stop id that ended it spells.
     `seeds_of_samples`: "consecutive" (sample i of n is what a request of its own with `seed` + i would be) or
     "unknown".
@@ -119,6 +120,7 @@ class Capabilities:
     grammar_before_logprobs: bool = False
     stop_ids_end_grammars: bool = False
     tells_ranks: bool = True
+    tells_acceptance: bool = True
     stop_ids_in_text: bool = True
 
 

@@ -30,7 +30,7 @@ class Adapter:
 
 
 ENGINES = {
-    "openai": Adapter("openai", "OpenAIFactory", isolated=True),
+    "openai": Adapter("openai", "OpenAIFactory", isolated=True, slow=True),
     "reference": Adapter("reference", "ReferenceFactory", package="draftproof"),
     "transformers": Adapter("transformers", "TransformersFactory", isolated=True),
     "llama.cpp": Adapter("llama_cpp", "LlamaCppFactory", isolated=True),

@@ -114,6 +114,7 @@ class OpenAIDialect:
             drafters=frozenset([served.method] if served else server.drafters),
             features=frozenset(server.names) - {*(server.without_drafts if setup.drafter is not None else ())} | tuned,
             tells_ranks=False,
+            tells_acceptance=setup.drafter is None or self._statistics(setup),
             **msgspec.structs.asdict(server.semantics),
         )
 

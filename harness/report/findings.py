@@ -20,9 +20,9 @@ SERVED = "openai@"
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault or difference of an engine, told in docs/findings.md under the same `id`.
 
-    `engine`: by its name, or `openai@NAME` for what shows only where NAME is served over HTTP. `cells`: invariants by drafter lane, `*` for every lane. `sometimes`: it does not show in every run, such as memory
-    that was never written. `shown_by`: tests, as `test_file.py::test[LANE-...]`, that show it and so run
-    whosever turn it is (`rotation`).
+    `engine`: by its name, or `openai@NAME` for what shows only where NAME is served over HTTP. `cells`: invariants by
+    drafter lane, `*` for every lane. `sometimes`: it does not show in every run, such as memory that was never written.
+    `shown_by`: tests, as `test_file.py::test[LANE-...]`, that show it and so run whosever turn it is (`rotation`).
     """
 
     id: str

@@ -276,6 +276,11 @@ class Lane:
         if not self.capabilities.grey_box and observation not in self.capabilities.shows:
             raise Refused(f"engine={self.engine}: it does not show {observation} on the lane {self.spec.name}")
 
+    def tells_acceptance(self) -> None:
+        """Decline the test when the engine does not tell how many drafts were accepted."""
+        if not self.capabilities.tells_acceptance:
+            raise Refused(f"engine={self.engine}: it does not tell accept lengths on the lane {self.spec.name}")
+
     def needs(self, *features: str) -> None:
         """Decline the test when the engine does not claim a feature without which the test would show nothing."""
         for feature in features:

@@ -166,8 +166,10 @@ def test_claims_are_what_the_file_names() -> None:
 
 @pytest.mark.parametrize(("method", "listed"), [("EAGLE", True), ("NGRAM", False)])
 def test_verify_steps_are_read_of_drafters_that_always_draft(method: str, listed: bool) -> None:
-    words = dialect().start("", replace(SETUP, drafter=DrafterSetup.chain(method, 2, Path("/d"))))
+    setup = replace(SETUP, drafter=DrafterSetup.chain(method, 2, Path("/d")))
+    words = dialect().start("", setup)
     assert (words["form"]["accepted"] != "", words["counters"] != {}) == (listed, listed)
+    assert dialect().capabilities("0.32.0", setup).tells_acceptance == listed
 
 
 def written(folder: Path, text: str) -> Path:

@@ -69,6 +69,25 @@ class RefusesDrafters:
         return engine_factory("reference").start(setup)
 
 
+class HidesAcceptance:
+    """Keeps accept lengths to itself, and says so."""
+
+    name = "hides-acceptance"
+
+    def start(self, setup: EngineSetup) -> Engine:
+        return _Silent(engine_factory("reference").start(setup), self.spoil)
+
+    @staticmethod
+    def spoil(run: Run) -> Run:
+        return replace(run, steps=(), completions=tuple(replace(done, accept_lens=None) for done in run.completions))
+
+
+class _Silent(PlantedEngine):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, grey_box=False, tells_acceptance=False)
+
+
 class Hangs:
     """Never answers when there is a drafter."""
 

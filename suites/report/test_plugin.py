@@ -119,6 +119,14 @@ def test_a_refused_drafter_is_no_failure(run: Run, suite: str) -> None:
     assert all("leave it out" in cell["message"] for cell in cells)
 
 
+def test_acceptance_that_is_not_told_is_not_judged(run: Run) -> None:
+    selection = ("suites/conformance/test_accept.py", "--drafter", "NGRAM", "-k", "test_any_schedule or always_drafted")
+    code, output, cells = run(*selection, *planted("HidesAcceptance"))
+    assert code == pytest.ExitCode.OK, output
+    assert {cell["invariant"]: cell["status"] for cell in cells} == {"ACCEPT-1": "refused", "ACCEPT-2": "refused"}
+    assert all("it does not tell accept lengths on the lane NGRAM" in cell["message"] for cell in cells)
+
+
 def test_a_hang_fails_and_the_run_goes_on(run: Run) -> None:
     tests = [f"{COUNT}::test_rows_per_token[{drafter}]" for drafter in ("EAGLE", "none")]
     code, output, cells = run(*tests, *planted("Hangs"), "--deadline", "2")
