@@ -1,8 +1,8 @@
 """The reference engine against transformers' batched `generate` and, where it is installed, vLLM: same checkpoint,
 prompts, machine, run and number of threads, rounds interleaved. No speculation: `test_speed_up.py` is about that.
 
-Wall time is reported; of the trained target, whose tokens are like a user's, it is judged, too (`LEAST`). Counted and
-judged: target forwards under full acceptance.
+Wall time is reported; of the trained target, whose tokens are like a user's, it is judged, too (`LEAST`), of the eager
+engine, which is the faster one at such sizes. Counted and judged: target forwards under full acceptance.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def test_throughput(
     told = ", ".join(f"{name} {rate:.0f} ({ratios[name]:.2f} x)" for name, rate in rates.items())
     with capsys.disabled():
         sys.stdout.write(f"\n{request.node.callspec.id}: reference {total / own:.0f} tokens/s, {told}\n")
-    if measured.folder == checkpoints.WEIGHTS / "target":
+    if measured.folder == checkpoints.WEIGHTS / "target" and not compiled:
         for name, ratio in ratios.items():
             assert ratio >= LEAST[name.partition(" ")[0]], f"{name}: {ratio:.2f} x"
 
