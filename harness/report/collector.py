@@ -135,7 +135,9 @@ class ScorecardCollector:
         self.scorecard.order(list(LANES))
         self._note_version()
         self.scorecard.part = self._part(whole)
-        target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / "scorecard.json"
+        # What a command that shows one failure again finds does not replace what a whole run found.
+        usual = "scorecard.json" if whole else "scorecard-of-some-tests.json"
+        target = self.config.getoption("--scorecard") or self.config.rootpath / "build" / usual
         if self.interrupted:
             self.left_out = f"{target}: not written, since the run was interrupted"
             return

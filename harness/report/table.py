@@ -97,4 +97,4 @@ def _summary(scorecard: Scorecard) -> Text:
     counts = {status: sum(cell.status == status for cell in cells) for status in _STYLES}
     parts = [f"{count} {status}" for status, count in counts.items() if count]
     examples = sum(cell.examples for cell in cells)
-    return Text(f"{len(cells)} cells: {', '.join(parts) or 'none'}; {examples} examples")
+    return Text(f"{len(cells)} cell{'s' * (len(cells) != 1)}: {', '.join(parts) or 'none'}; {examples} examples")

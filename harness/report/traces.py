@@ -24,7 +24,8 @@ def judged(folder: Path, baseline: Path | None, family: str, drafter: str) -> tu
     if lane is not None:
         lines.append(f"  and the closed forms of {family} with {drafter}")
     broken = dict.fromkeys(violation.invariant for violation in found)
-    lines.append(f"  {len(found)} violations of {', '.join(broken)}" if found else "  nothing is broken")
+    plural = "s" if len(found) > 1 else ""
+    lines.append(f"  {len(found)} violation{plural} of {', '.join(broken)}" if found else "  nothing is broken")
     lines += [violation.render() for violation in found[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"... and {len(found) - SHOWN} more")

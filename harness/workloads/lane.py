@@ -244,7 +244,8 @@ class Lane:
             self._runs.put(key, run)
         if self._record is not None:
             self._record.mkdir(parents=True, exist_ok=True)
-            write(run, Path(mkdtemp(prefix=f"{self.spec.name}-", dir=self._record)))
+            drafter = "none" if run.setup.drafter is None else self.spec.name
+            write(run, Path(mkdtemp(prefix=f"{drafter}-", dir=self._record)))
         return run
 
     def baseline(self, requests: Sequence[Request], **setup: Any) -> Run:

@@ -81,6 +81,16 @@ def test_a_run_of_the_reference_engine(lane_name: str, scenario: str, tmp_path: 
     assert of_a_recording(back, None, lane, "walk") == []
 
 
+def test_a_folder_is_named_by_what_drafted(tmp_path: Path) -> None:
+    """A lane runs its baselines without a drafter."""
+    lane = Lane("reference", LANES["EAGLE3"], tmp_path / "known", record=tmp_path / "traces")
+    batch = SCENARIOS["short_prompts"](vocabulary("walk"))
+    for speculative in (True, False):
+        lane.run_batch(batch, speculative=speculative)
+    names = sorted(folder.name.rpartition("-")[0] for folder in (tmp_path / "traces").iterdir())
+    assert names == ["EAGLE3", "none"]
+
+
 def test_logprobs_that_are_no_numbers(tmp_path: Path) -> None:
     rows = (LogprobRow(3, float("-inf"), 2, ((1, float("nan")), (0, float("inf")))),)
     run = run_of(completion(logprobs=rows))

@@ -123,7 +123,7 @@ def test_the_scorecard_is_plain_where_nobody_looks(pytester: pytest.Pytester, co
     pytester.makeini("[pytest]")
     pytester.makepyfile(MARKED)
     told = pytester.runpytest_inprocess("-q", f"--color={colour}").stdout.str()
-    assert "1 cells: 1 fail" in told
+    assert "1 cell: 1 fail" in told
     assert (ESCAPE in told) == (colour == "yes")
 
 
