@@ -77,7 +77,7 @@ MUTANTS = (
         lanes=("MEDUSA", "none", "EAGLE"),
         live="a batch that changes and keeps its padded size, and a request with a logit bias",
         red=("SCHED-3",),
-        may=("SCHED-1", "EQUAL-1", "EQUAL-2", "FINISH-1", "FINISH-2", "LAW-3"),
+        may=("SCHED-1", "EQUAL-1", "EQUAL-2", "FINISH-1", "FINISH-2", "LAW-1", "LAW-3"),
         edits=(
             Edit(
                 "reference_engine.runner",

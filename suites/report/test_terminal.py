@@ -195,10 +195,13 @@ def test_second():
 def test_third():
     pass
 """
+# What a shell runs in the background ignores Ctrl-C, and all that it starts.
 COMMAND = """
+import signal
 import sys
 from pathlib import Path
 from harness import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.SUITE = Path(sys.argv.pop(1))
 cli.main()
 """
