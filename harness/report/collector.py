@@ -156,10 +156,10 @@ class ScorecardCollector:
 
     def _part(self, whole: bool) -> str:
         """Which part of a whole run this one is, in the words that asked for it; empty for a whole one."""
-        asked = [
-            f"{option} {value}" for option in ("--drafter", "--invariant") for value in self.config.getoption(option)
-        ]
-        return " ".join(asked) if asked and whole else "" if whole else "some of its tests"
+        if not whole:
+            return "some of its tests"
+        options = ("--drafter", "--invariant")
+        return " ".join(f"{option} {value}" for option in options for value in self.config.getoption(option))
 
     def _note_version(self) -> None:
         from harness.engines import version_of

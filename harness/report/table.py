@@ -35,6 +35,10 @@ def render(scorecard: Scorecard, *, colour: bool) -> str:
     return console.file.getvalue()
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show(table: Table) -> None:
     """Print it: as wide as the terminal, or with a line for each row where there is none."""
     console = Console()
@@ -97,4 +101,4 @@ def _summary(scorecard: Scorecard) -> Text:
     counts = {status: sum(cell.status == status for cell in cells) for status in _STYLES}
     parts = [f"{count} {status}" for status, count in counts.items() if count]
     examples = sum(cell.examples for cell in cells)
-    return Text(f"{len(cells)} cell{'s' * (len(cells) != 1)}: {', '.join(parts) or 'none'}; {examples} examples")
+    return Text(f"{plural(len(cells), 'cell')}: {', '.join(parts) or 'none'}; {examples} examples")

@@ -9,6 +9,7 @@ from harness.invariants import offers
 from harness.invariants.base import applicable, shorten
 from harness.known_answer import FAMILIES
 from harness.record import read
+from harness.report.table import plural
 from harness.workloads.lane import Lane
 from harness.workloads.lanes import LANES
 from harness.workloads.verdicts import of_a_recording
@@ -24,8 +25,8 @@ def judged(folder: Path, baseline: Path | None, family: str, drafter: str) -> tu
     if lane is not None:
         lines.append(f"  and the closed forms of {family} with {drafter}")
     broken = dict.fromkeys(violation.invariant for violation in found)
-    plural = "s" if len(found) > 1 else ""
-    lines.append(f"  {len(found)} violation{plural} of {', '.join(broken)}" if found else "  nothing is broken")
+    told = f"{plural(len(found), 'violation')} of {', '.join(broken)}" if found else "nothing is broken"
+    lines.append(f"  {told}")
     lines += [violation.render() for violation in found[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"... and {len(found) - SHOWN} more")

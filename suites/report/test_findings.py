@@ -118,7 +118,9 @@ def test_every_finding_is_told_in_the_page_and_names_what_there_is() -> None:
 def test_what_shows_a_finding_is_a_conformance_test_on_a_lane_of_it() -> None:
     for one in read():
         for test in one.shown_by:
-            name, function, lane = re.fullmatch(r"(test_\w+\.py)::(test_\w+)\[(\w+|EAGLE-tree)\b.*\]", test).groups()  # type: ignore[union-attr]
+            found = re.fullmatch(r"(test_\w+\.py)::(test_\w+)\[(EAGLE-tree|\w+)\b.*\]", test)
+            assert found is not None, test
+            name, function, lane = found.groups()
             source = (FILE.parents[1] / "suites" / "conformance" / name).read_text(encoding="utf-8")
             assert f"def {function}(" in source, test
             assert lane in one.cells or ANY in one.cells, test

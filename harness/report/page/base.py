@@ -72,10 +72,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def distinct(values: Iterable[str]) -> list[str]:
     """In order of first appearance."""
     return list(dict.fromkeys(values))

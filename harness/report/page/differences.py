@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.report.page.base import Panel, plural, render
+from harness.report.page.base import Panel, render
 from harness.report.page.inputs import Inputs
 from harness.report.page.scorecards import Place, layout
+from harness.report.table import plural
 
 
 @dataclass(frozen=True, slots=True)

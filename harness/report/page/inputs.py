@@ -14,9 +14,9 @@ import msgspec
 from harness.record.schema import TRACE
 from harness.report.findings import Finding
 from harness.report.findings import read as findings_of
-from harness.report.page.base import plural
 from harness.report.page.forms import Benchmarks, Cell, Zoo, numbers
 from harness.report.page.recordings import Recording, recording
+from harness.report.table import plural
 
 T = TypeVar("T")
 

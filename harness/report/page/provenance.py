@@ -8,10 +8,11 @@ from xml.etree.ElementTree import Element
 from markupsafe import Markup
 
 from harness.report.page import svg
-from harness.report.page.base import Panel, plural, render
+from harness.report.page.base import Panel, render
 from harness.report.page.inputs import Inputs
 from harness.report.page.palette import MARKS
 from harness.report.page.recordings import Recording, Row, Strip
+from harness.report.table import plural
 
 PICTURES, ENOUGH = 4, 8
 """Runs with wrong rows that are drawn, and rows in one that make it worth while."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from harness.invariants import INVARIANTS
 from harness.report.findings import Finding
-from harness.report.page.base import SYMBOLS, Panel, distinct, plural, render
+from harness.report.page.base import SYMBOLS, Panel, distinct, render
 from harness.report.page.forms import Cell
 from harness.report.page.inputs import Card, Inputs
+from harness.report.table import plural
 from harness.workloads.lanes import AT_THE_DOOR, LANES
 
 SHOWN = 8

@@ -9,9 +9,10 @@ from xml.etree.ElementTree import Element
 from markupsafe import Markup
 
 from harness.report.page import svg
-from harness.report.page.base import Panel, duration, plural, render, short
+from harness.report.page.base import Panel, duration, render, short
 from harness.report.page.forms import Benchmark, Benchmarks
 from harness.report.page.inputs import Inputs, Session
+from harness.report.table import plural
 
 WIDTH, NAMES, LINE, PAD = 980, 410, 22, 12
 LOG_FROM = 30.0

@@ -9,8 +9,9 @@ from xml.etree.ElementTree import Element
 from markupsafe import Markup
 
 from harness.report.page import svg
-from harness.report.page.base import Panel, distinct, plural, render, short
+from harness.report.page.base import Panel, distinct, render, short
 from harness.report.page.inputs import Inputs, Point
+from harness.report.table import plural
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 260, 96, 46, 10, 8, 20
 

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.page.base import Panel, plural, render
+from harness.report.page.base import Panel, render
 from harness.report.page.forms import Kill, Mutant, Trial, Zoo
 from harness.report.page.inputs import Inputs
+from harness.report.table import plural
 from harness.report.zoo import MARKS
 
 NOTHING = "(nothing edited)"
